@@ -1,0 +1,28 @@
+"""The decoding engine: a language model that reports every decision as it takes it."""
+
+from .engine import Engine, Status
+from .errors import Busy, FieldError, Gone, ModelUnavailable
+from .events import Candidate, Event, Finished, Started, Step, Waiting
+from .request import Request
+from .run import Result, Run
+from .strategies import Greedy, Sampling
+
+__all__ = [
+    "Busy",
+    "Candidate",
+    "Engine",
+    "Event",
+    "FieldError",
+    "Finished",
+    "Gone",
+    "Greedy",
+    "ModelUnavailable",
+    "Request",
+    "Result",
+    "Run",
+    "Sampling",
+    "Started",
+    "Status",
+    "Step",
+    "Waiting",
+]

@@ -1,0 +1,219 @@
+"""Decoding one run, from its prompt to its end token: the engine's side of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from .backbone import Feed, Output
+from .events import Candidate, Step
+from .kv_cache import Slot
+from .request import Request
+from .strategies import Choice, Continuation, Decision, RowLogits
+from .token_text import TokenText
+from .trace import Moment
+
+CHUNK = 256  # prompt tokens run in one step, so that a long prompt can be stopped on its way
+
+
+@dataclass
+class Row:
+    """One row of a sequence: its tokens, those merely proposed behind them, and its KV cache."""
+
+    context: list[int]
+    slot: Slot | None
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def unfed(self) -> list[int]:
+        """Tokens that the model has not seen yet; without a cache, all of them."""
+        done = self.slot.length if self.slot is not None else 0
+        return self.context[done:] + list(self.proposed)
+
+    def go_on(self, continuation: Continuation, shared: bool) -> Row:
+        """The row that continues this one; with a slot of its own where others continue it too."""
+        context = self.context + list(continuation.append)
+        slot = self.slot
+        if slot is not None:
+            seen = self.context + list(self.proposed)
+            good = next(
+                (i for i, (a, b) in enumerate(zip(seen, context, strict=False)) if a != b),
+                min(len(seen), len(context)),
+            )
+            slot = slot.fork(good) if shared else slot
+            slot.truncate(good)  # rejected proposals leave no trace
+        return Row(context, slot, continuation.propose)
+
+
+@dataclass
+class Clock:
+    """Where a sequence's time goes, in seconds. Time held back by pace or pause counts nowhere."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    steps: int = 0
+    worked: float = 0.0
+    last: float | None = None
+    held: bool = False
+
+    def work(self, seconds: float) -> None:
+        self.worked += seconds
+
+    def step(self) -> float:
+        """Close one step; returns the work that it took."""
+        now, worked = time.perf_counter(), self.worked
+        if self.last is not None:
+            self.decode += worked if self.held else now - self.last
+        self.steps += 1
+        self.last, self.worked, self.held = now, 0.0, False
+        return worked
+
+
+@dataclass
+class Decoding:
+    """One run while it decodes: its rows, its text and its clock. Only the loop touches it.
+
+    Attributes:
+        forced: a token that takes the place of the first choice, for a branch.
+        moments: one per step taken, inherited ones first.
+    """
+
+    request: Request
+    rows: list[Row]
+    text: TokenText
+    prompt_length: int
+    steps: list[Step]
+    moments: list[Moment]
+    forced: int | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.decider = self.request.strategy.decider()
+        before = self.rows[0].context[: self.prompt_length]
+        self.detokenizer = self.text.detokenizer(before)
+        self.written = "".join(self.detokenizer.add(step.token_id) for step in self.steps)
+
+    @property
+    def prefilling(self) -> bool:
+        return any(len(row.unfed) > 1 + len(row.proposed) for row in self.rows) and bool(
+            self.rows[0].slot is not None
+        )
+
+    def feeds(self) -> list[Feed]:
+        """What this sequence sends through the model next: a chunk of prompt, or its new tokens."""
+        feeds = []
+        for row in self.rows:
+            unfed = row.unfed
+            wanted = 1 + len(row.proposed)
+            if row.slot is not None and len(unfed) > max(CHUNK, wanted):
+                feeds.append(Feed(unfed[:CHUNK], row.slot, logits=0))
+            else:
+                feeds.append(Feed(unfed, row.slot, logits=wanted))
+        return feeds
+
+    def decide(self, outputs: Tokens[Output]) -> Decision | None:
+        """The strategy's decision, or None while the prompt is still running."""
+        if any(len(output.logits) == 0 for output in outputs):
+            return None
+        seen = [
+            RowLogits(o.logits, r.context + list(r.proposed))
+            for r, o in zip(self.rows, outputs, strict=True)
+        ]
+        decision = self.decider.decide(seen)
+        if self.forced is not None:
+            (choice,) = decision.choices
+            decision = Decision((Continuation(0, (self.forced,)),), (choice,))
+        self._apply(decision)
+        return decision
+
+    def _apply(self, decision: Decision) -> None:
+        parents = [c.parent for c in decision.continuations]
+        rows = []
+        for i, continuation in enumerate(decision.continuations):
+            # The last child takes its parent's slot over; the ones before it copy.
+            shared = continuation.parent in parents[i + 1 :]
+            rows.append(self.rows[continuation.parent].go_on(continuation, shared))
+        self.rows = rows
+
+    def step(self, choice: Choice) -> Step:
+        """The report of one token, and its share of the running text."""
+        token_id = choice.token_id if self.forced is None else self.forced
+        piece = self.detokenizer.add(token_id)
+        self.written += piece
+        made = step_of(
+            choice,
+            self.text,
+            index=len(self.steps),
+            token_id=token_id,
+            piece=piece,
+            num_candidates=self.request.num_candidates,
+            forced=self.forced is not None,
+            duration_s=self.clock.step(),
+        )
+        self.forced = None
+        self.steps.append(made)
+        return made
+
+    def ended(self, step: Step, end_ids: frozenset[int], room: int) -> str | None:
+        """Why the run ends with this step, or None."""
+        if step.token_id in end_ids and not self.request.ignore_eos:
+            return "eos"
+        if self._stop_at(len(step.text)) is not None:
+            return "stop"
+        if len(self.steps) >= self.request.max_new_tokens or len(self.rows[0].context) >= room:
+            return "length"
+        return None
+
+    def final_text(self, reason: str) -> str:
+        """The new text, special tokens left out, cut before the stop string."""
+        text = self.written + self.detokenizer.flush()
+        if reason == "stop":
+            cut = self._stop_at(len(self.written))
+            return text if cut is None else text[:cut]
+        return text
+
+    def _stop_at(self, newest: int) -> int | None:
+        """Where the first stop string begins that reaches into the `newest` last characters."""
+        found = []
+        for stop in self.request.stop:
+            start = max(0, len(self.written) - newest - len(stop) + 1)
+            at = self.written.find(stop, start)
+            if at >= 0:
+                found.append(at)
+        return min(found, default=None)
+
+
+def step_of(
+    choice: Choice,
+    text: TokenText,
+    *,
+    index: int,
+    token_id: int,
+    piece: str,
+    num_candidates: int,
+    forced: bool,
+    duration_s: float,
+) -> Step:
+    """The report of `token_id` at a place where the strategy made `choice`."""
+    offered = choice.distribution
+    rows = offered.candidates(num_candidates, (token_id, choice.token_id))
+    return Step(
+        index=index,
+        token_id=token_id,
+        text=piece,
+        label=text.label(token_id),
+        raw_prob=offered.raw_prob(token_id),
+        final_prob=offered.final_prob(token_id),
+        rank=offered.rank(token_id),
+        entropy=offered.entropy,
+        final_entropy=offered.final_entropy,
+        kept=offered.kept,
+        kept_prob=offered.kept_prob,
+        draw=choice.draw,
+        span=choice.span,
+        choice=choice.token_id,
+        forced=forced,
+        candidates=tuple(Candidate(i, text.label(i), *rest) for i, *rest in rows),
+        duration_s=duration_s,
+    )

@@ -1,0 +1,360 @@
+"""The engine: one model in memory, one loop, any number of runs."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from . import device as devices
+from . import ranges
+from .backbone import Feed, TransformersBackbone
+from .decoding import CHUNK, step_of
+from .draw import new_seed
+from .errors import FieldError, Gone
+from .events import Started, Step
+from .loop import Loop, Turn
+from .prompt import end_ids, prompt_ids, start_id
+from .request import Request
+from .run import Result, Run
+from .scheduler import Scheduler
+from .strategies import Greedy, Strategy
+from .token_text import TokenText
+from .trace import Moment, Trace
+
+MIB = 2**20
+MOST_RUNS = 1024  # finished runs that can still be asked about
+
+
+@dataclass(frozen=True)
+class Status:
+    """The engine at this moment. Bytes are of KV caches and traces; the rate is of all runs."""
+
+    model: str
+    device: str
+    precision: str
+    running: int
+    waiting: int
+    cache_bytes: int
+    kept_bytes: int
+    trace_bytes: int
+    tokens_per_s: float
+
+
+class Engine:
+    """Decodes with one model for everyone.
+
+    Args:
+        model: an already built transformers causal LM; `Engine.load` gets one by name.
+        tokenizer: its tokenizer.
+        name: what `Started.model` calls it.
+        device: `"auto"` (CUDA, else MPS, else CPU), or a torch device name.
+        precision: `"auto"` (bf16 on CUDA, else fp32), `"fp32"` or `"bf16"`.
+        cache_bytes: bound of all KV caches; None picks a part of the memory.
+        trace_bytes: bound of the recorded logits.
+        max_waiting: longest queue; beyond it `stream` raises `Busy`.
+        threaded: False leaves the loop to the caller: `step()`, or iterating a run, drives it.
+
+    Raises:
+        FieldError: a wrong device, precision or limit.
+        ModelUnavailable: not a decoder-only model with a KV cache.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+        cache_bytes: int | None = None,
+        trace_bytes: int = 256 * MIB,
+        max_waiting: int = 64,
+        threaded: bool = True,
+    ) -> None:
+        self.device = devices.device(device)
+        self.precision = devices.precision(precision, self.device)
+        self._original = model
+        dtype = devices.DTYPES[self.precision]
+        if model.dtype != dtype or model.device.type != self.device.type:
+            model = copy.deepcopy(model).to(self.device, dtype)
+        self.backbone = TransformersBackbone(model)
+        self.tokenizer, self.threaded = tokenizer, threaded
+        self.name = name or getattr(model.config, "name_or_path", "") or model.config.model_type
+        self.info: Any = None  # what the catalogue knows, where the model came from there
+        self.token_text = TokenText(tokenizer, self.backbone.vocab_size)
+        self.end_ids, self._start_id = end_ids(model, tokenizer), start_id(model, tokenizer)
+        budget = devices.cache_budget(cache_bytes, self.device)
+        waiting = ranges.whole("max_waiting", max_waiting, 1, 1_000_000)
+        scheduler = Scheduler(budget, self.backbone.cache_bytes_per_token, waiting)
+        self.room = min(self.backbone.max_length, scheduler.longest())
+        self.trace = Trace(ranges.whole("trace_bytes", trace_bytes, 0, 2**50))
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._lock = threading.Lock()
+        self.loop = Loop(
+            self.backbone,
+            scheduler,
+            self.token_text,
+            self.end_ids,
+            self.trace,
+            self.room,
+            threaded,
+        )
+
+    @classmethod
+    def load(
+        cls, name: str | None = None, *, progress: Callable[..., None] | None = None, **limits: Any
+    ) -> Engine:
+        """The default model, or one by catalogue id, hub name or folder.
+
+        Args:
+            name: `"gpt2"`, `"owner/name"`, a path; None is the default model.
+            progress: told of downloads and conversions, as `progress(stage, fraction)`.
+            limits: as for the constructor.
+
+        Raises:
+            ModelUnavailable: with one sentence that says why.
+        """
+        from . import catalogue, loading
+
+        # A wrong device is said at once, not after the weights have been read.
+        on = devices.device(limits.get("device", "auto"))
+        devices.precision(limits.get("precision", "auto"), on)
+        loaded = loading.load(name or catalogue.DEFAULT, progress=progress)
+        engine = cls(loaded.model, loaded.tokenizer, name=loaded.info.id, **limits)
+        engine.info = loaded.info
+        return engine
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    # requests
+
+    def stream(self, request: Request) -> Run:
+        """Start a run.
+
+        Raises:
+            FieldError: a value that this model can't take, before anything runs.
+            Busy: the queue is full.
+        """
+        ids = prompt_ids(self.tokenizer, request, self._start_id)
+        self._check(request, ids)
+        return self._start(Run(self, self._fixed(request, len(ids)), ids))
+
+    def branch(
+        self,
+        run: Run,
+        at: int,
+        token_id: int | None = None,
+        strategy: Strategy | None = None,
+        max_new_tokens: int | None = None,
+    ) -> Run:
+        """A run that takes over the first `at` steps of another; see `Run.branch`."""
+        if token_id is not None:
+            self._check_ids("token_id", [token_id])
+        own = run.request.strategy
+        if strategy is None:
+            strategy = own
+        elif strategy.draws and own.seed is not None:
+            strategy = strategy.with_seed(own.seed)
+        limit = run.request.max_new_tokens if max_new_tokens is None else max_new_tokens
+        request = replace(run.request, strategy=strategy, max_new_tokens=limit)
+        if request.max_new_tokens <= at:
+            allowed = f"more than the {at} steps taken over"
+            raise FieldError("max_new_tokens", limit, allowed, "taken_over", at=at)
+        self._check(request, run.prompt_ids, at)
+        new = Run(self, self._fixed(request, len(run.prompt_ids)), run.prompt_ids)
+        new.steps, new.moments = run.steps[:at], run.moments[:at]
+        return self._start(new, forced=token_id)
+
+    def generate(self, request: Request) -> Result:
+        """`stream`, drained."""
+        return self.stream(request).result()
+
+    def generate_many(self, requests: Iterable[Request]) -> list[Result]:
+        """All of them, concurrently, results in order; never `Busy`, however many."""
+        runs: deque[Run] = deque()
+        results = []
+        width = max(1, min(32, self.loop.scheduler.max_waiting))
+        for request in requests:
+            while len(runs) >= width:
+                results.append(runs.popleft().result())
+            runs.append(self.stream(request))
+        return results + [run.result() for run in runs]
+
+    def run(self, handle: str) -> Run:
+        """The run of this handle.
+
+        Raises:
+            Gone: it never was, or is no longer kept.
+        """
+        with self._lock:
+            found = self._runs.get(handle) if isinstance(handle, str) else None
+            if found is None:
+                raise Gone("run", handle)
+            self._runs.move_to_end(handle)
+            return found
+
+    def score(self, text: str, num_candidates: int = 20) -> list[Step]:
+        """How the model saw a given text: one `Step` per token, by one forward pass.
+
+        The first token is weighed after the start token, where the model has one that the
+        tokenizer does not already put first; else it has no distribution and no `Step`.
+        """
+        request = Request(prompt=text, num_candidates=num_candidates, strategy=Greedy())
+        ids = list(prompt_ids(self.tokenizer, request, self._start_id))
+        if self._start_id is not None and ids[0] != self._start_id:
+            ids.insert(0, self._start_id)
+        self._check(request, ids)
+        return self.loop.between_turns(lambda: self._score(ids, request))
+
+    # state
+
+    def status(self) -> Status:
+        """What the engine is doing now; the rate is that of the last five seconds."""
+        now, scheduler = time.perf_counter(), self.loop.scheduler
+        recent = [t for t in list(self.loop.timeline) if t.start_s > now - 5]
+        span = now - recent[0].start_s if recent else 0.0
+        decodings = [e.decoding for e in list(scheduler.running) if e.decoding]
+        slots = [row.slot for d in decodings for row in d.rows if row.slot is not None]
+        return Status(
+            model=self.name,
+            device=str(self.device),
+            precision=self.precision,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            cache_bytes=sum(slot.nbytes for slot in slots),
+            kept_bytes=self.loop.kept.nbytes,
+            trace_bytes=self.trace.nbytes,
+            tokens_per_s=sum(t.tokens for t in recent if t.kind == "decode") / span
+            if span
+            else 0.0,
+        )
+
+    def timeline(self) -> list[Turn]:
+        """The latest turns of the loop: who ran, prefill or decode, for how long."""
+        return list(self.loop.timeline)
+
+    def reference_model(self) -> Any:
+        """The same weights as a plain transformers model in fp32."""
+        if self._original.dtype == torch.float32:
+            return self._original
+        return copy.deepcopy(self._original).float()
+
+    def step(self) -> bool:
+        """One turn of the loop, for programs that bring their own thread; False if idle."""
+        return self.loop.turn()
+
+    def wake(self) -> None:
+        self.loop.wake()
+
+    def close(self) -> None:
+        """End all runs and the loop."""
+        self.loop.close()
+
+    # what runs ask for
+
+    def logits(self, moment: Moment, context: Sequence[int]) -> torch.Tensor:
+        """A recorded step's logits; one forward pass over its prefix where they were given up.
+
+        *Shape:* (vocab,).
+        """
+        held = self.trace.logits(moment)
+        if held is None:
+            held = self.loop.between_turns(lambda: self.loop.logits_after(list(context)))
+            self.trace.keep(moment, held)
+        return held
+
+    def _start(self, run: Run, forced: int | None = None) -> Run:
+        request, inherited = run.request, len(run.steps)
+        run.tell(
+            Started(
+                handle=run.handle,
+                prompt_ids=run.prompt_ids,
+                prompt_labels=tuple(self.token_text.label(i) for i in run.prompt_ids),
+                prompt_texts=tuple(self.token_text.pieces(run.prompt_ids)),
+                inherited=inherited,
+                model=self.name,
+                device=str(self.device),
+                precision=self.precision,
+                seed=request.strategy.seed if request.strategy.draws else None,
+                max_new_tokens=request.max_new_tokens,
+                vocab_size=self.backbone.vocab_size,
+            )
+        )
+        tokens = len(run.prompt_ids) + request.max_new_tokens
+        self.loop.add(run, tokens, forced, self._seconds_until_free())
+        with self._lock:
+            self._runs[run.handle] = run
+            while len(self._runs) > MOST_RUNS:
+                self._runs.popitem(last=False)
+        return run
+
+    def _fixed(self, request: Request, prompt_length: int) -> Request:
+        """The request with what was left open settled: its seed, and the limit that fits."""
+        strategy = request.strategy
+        if strategy.draws and strategy.seed is None:
+            strategy = strategy.with_seed(new_seed())
+        limit = min(request.max_new_tokens, self.room - prompt_length)
+        count = min(request.num_candidates, self.backbone.vocab_size)
+        return replace(request, strategy=strategy, max_new_tokens=limit, num_candidates=count)
+
+    def _check(self, request: Request, ids: Sequence[int], inherited: int = 0) -> None:
+        if request.token_ids is not None:
+            self._check_ids("token_ids", ids)
+        if len(ids) + inherited >= self.room:
+            allowed = f"at most {self.room - 1} tokens, and it has {len(ids) + inherited}"
+            raise FieldError(
+                "prompt",
+                request.prompt if request.prompt is not None else list(ids[:5]),
+                allowed,
+                "no_room",
+                tokens=len(ids) + inherited,
+                room=self.room - 1,
+            )
+
+    def _check_ids(self, field: str, ids: Sequence[int]) -> None:
+        last = self.backbone.vocab_size - 1
+        for token_id in ids:
+            ranges.whole(field, token_id, 0, last)
+
+    def _seconds_until_free(self) -> float:
+        """An estimate of when the first of the running sequences will be over."""
+        runs = [entry.run for entry in list(self.loop.scheduler.running)]
+        left = [run.request.max_new_tokens - len(run.steps) for run in runs]
+        rate = self.status().tokens_per_s
+        return min(left) * len(left) / rate if left and rate else 5.0
+
+    def _score(self, ids: list[int], request: Request) -> list[Step]:
+        slot, steps = self.backbone.slot(), []
+        pieces = self.token_text.pieces(ids)
+        for start in range(0, len(ids) - 1, CHUNK):
+            chunk = ids[start : min(start + CHUNK, len(ids) - 1)]
+            began = time.perf_counter()
+            (output,) = self.backbone.forward([Feed(chunk, slot, logits=len(chunk))])
+            each = (time.perf_counter() - began) / len(chunk)
+            for offset, logits in enumerate(output.logits):
+                index = start + offset
+                steps.append(
+                    step_of(
+                        request.strategy.choose(logits, ids[: index + 1]),
+                        self.token_text,
+                        index=index,
+                        token_id=ids[index + 1],
+                        piece=pieces[index + 1],
+                        num_candidates=request.num_candidates,
+                        forced=True,
+                        duration_s=each,
+                    )
+                )
+        return steps

@@ -1,0 +1,265 @@
+"""The loop: schedule, run, decide, again and again, for all runs of an engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from .backbone import Backbone, Feed
+from .decoding import CHUNK, Decoding, Row
+from .events import Finished, Waiting
+from .kv_cache import Kept, Slot
+from .run import Run
+from .scheduler import Entry, Scheduler
+from .token_text import TokenText
+from .trace import Moment, Trace
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+REMEMBERED = 1000  # turns in the timeline
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the loop.
+
+    Attributes:
+        start_s: when it began, on the clock of `time.perf_counter`.
+        duration_s: how long it took, choice and report included.
+        handle: whose run it was.
+        kind: `"prefill"` or `"decode"`.
+        tokens: how many tokens went through the model.
+    """
+
+    start_s: float
+    duration_s: float
+    handle: str
+    kind: str
+    tokens: int
+
+
+class Loop:
+    """Takes the runs of a scheduler through a backbone, one turn after the other.
+
+    Nothing else touches the model: what other threads want from it they hand in with
+    `between_turns`. An idle loop sleeps; it does not poll.
+
+    Args:
+        backbone: the model.
+        scheduler: who is next.
+        text: the vocabulary as text.
+        end_ids: tokens that end a run.
+        trace: where each step's logits are kept.
+        room: most tokens that a row can have.
+        threaded: False leaves the turning to the caller of `turn`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        scheduler: Scheduler,
+        text: TokenText,
+        end_ids: frozenset[int],
+        trace: Trace,
+        room: int,
+        threaded: bool,
+    ) -> None:
+        self.backbone, self.scheduler, self.text = backbone, scheduler, text
+        self.end_ids, self.trace, self.room, self.threaded = end_ids, trace, room, threaded
+        self.kept = Kept()
+        self.timeline: deque[Turn] = deque(maxlen=REMEMBERED)
+        self.closed = False
+        self._jobs: deque[tuple[Callable[[], Any], Future]] = deque()
+        self._turning, self._starting = threading.RLock(), threading.Lock()
+        self._awake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def turn(self) -> bool:
+        """One turn. False if there was nothing to do."""
+        with self._turning:
+            busy = self._work_off_jobs()
+            for entry in self.scheduler.cancelled():
+                self._finish(entry, "cancelled")
+                busy = True
+            self._admit()
+            entry = self.scheduler.next(time.perf_counter())
+            if entry is None:
+                return busy
+            self._guarded(entry, self._advance)
+            return True
+
+    def add(self, run: Run, tokens: int, forced: int | None, seconds: float) -> None:
+        """Queue a run; `Busy` with `seconds` where the queue is full."""
+        if self.closed:
+            raise RuntimeError("the engine is closed")
+        self.scheduler.add(run, tokens, forced, seconds)
+        self.wake()
+
+    def between_turns(self, job: Callable[[], T]) -> T:
+        """Run `job` between two turns, where it has the model for itself."""
+        if not self.threaded or threading.current_thread() is self._thread:
+            with self._turning:
+                return job()
+        future: Future = Future()
+        self._jobs.append((job, future))
+        if self.closed:
+            self._refuse_jobs()
+        self.wake()
+        return future.result()
+
+    def logits_after(self, context: Sequence[int]) -> torch.Tensor:
+        """The logits behind a context, by running what no kept cache holds of it.
+
+        *Shape:* (vocab,). Call it between turns.
+        """
+        slot = self.kept.take(context)
+        while True:
+            unfed = context[slot.length :]
+            last = len(unfed) <= CHUNK
+            (output,) = self.backbone.forward([Feed(unfed[:CHUNK], slot, logits=int(last))])
+            if last:
+                self._keep(context, slot)
+                return output.logits[-1]
+
+    def wake(self) -> None:
+        """Have the loop look again; starts its thread if none is running."""
+        if not self.threaded or self.closed:
+            return
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._turn_on, name="decoding", daemon=True)
+                self._thread.start()
+        self._awake.set()
+
+    def close(self) -> None:
+        with self._turning:
+            self.closed = True
+            for entry in self.scheduler.all():
+                self._finish(entry, "cancelled")
+            self._refuse_jobs()
+        self._awake.set()
+
+    def _turn_on(self) -> None:
+        while not self.closed:
+            self._awake.clear()
+            try:
+                busy = self.turn()
+            except Exception:  # whatever happens in a turn, the next one comes
+                log.exception("a turn of the loop failed")
+                continue
+            if not busy:
+                pause = self.scheduler.until_due(time.perf_counter())
+                self._awake.wait(None if pause == float("inf") else pause)
+
+    def _work_off_jobs(self) -> bool:
+        busy = bool(self._jobs)
+        while self._jobs:
+            job, future = self._jobs.popleft()
+            try:
+                future.set_result(job())
+            except BaseException as error:  # belongs to the one who asked
+                future.set_exception(error)
+        return busy
+
+    def _refuse_jobs(self) -> None:
+        while self._jobs:
+            self._jobs.popleft()[1].set_exception(RuntimeError("the engine is closed"))
+
+    def _admit(self) -> None:
+        while (entry := self.scheduler.admit()) is not None:
+            self._guarded(entry, self._begin)
+        for place, entry in enumerate(self.scheduler.waiting, 1):
+            if entry.place != place:
+                entry.place = place
+                entry.run.tell(Waiting(place))
+
+    def _guarded(self, entry: Entry, act: Callable[[Entry], None]) -> None:
+        """A fault in one run ends that run alone."""
+        try:
+            act(entry)
+        except Exception as error:
+            log.exception("run %s failed", entry.run.handle)
+            self._finish(entry, "error", f"{type(error).__name__}: {error}")
+
+    def _begin(self, entry: Entry) -> None:
+        run = entry.run
+        context = run.context(len(run.steps))
+        slot = self.kept.take(context) if run.request.use_cache else None
+        self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))
+        entry.reused = slot.length if slot is not None else 0
+        entry.decoding = Decoding(
+            run.request,
+            [Row(context, slot)],
+            self.text,
+            len(run.prompt_ids),
+            run.steps,
+            run.moments,
+            entry.forced,
+        )
+
+    def _advance(self, entry: Entry) -> None:
+        decoding, run = entry.decoding, entry.run
+        start = time.perf_counter()
+        feeds = decoding.feeds()
+        kind = "decode" if decoding.clock.steps else "prefill"
+        outputs = self.backbone.forward(feeds)
+        decision = decoding.decide(outputs)
+        reason = None
+        for choice in decision.choices if decision else ():
+            moment = Moment()
+            self.trace.keep(moment, choice.distribution.logits)
+            run.moments.append(moment)  # before the step: whoever sees that can ask for this
+            decoding.clock.work(time.perf_counter() - start)
+            step = decoding.step(choice)
+            run.tell(step)
+            reason = decoding.ended(step, self.end_ids, self.room)
+            if reason:
+                break
+        if decision is None:
+            decoding.clock.work(time.perf_counter() - start)
+        duration = time.perf_counter() - start
+        if kind == "prefill":
+            decoding.clock.prefill += duration
+        tokens = sum(len(feed.token_ids) for feed in feeds)
+        self.timeline.append(Turn(start, duration, run.handle, kind, tokens))
+        if reason:
+            self._finish(entry, reason)
+        else:
+            run.stepped()
+
+    def _finish(self, entry: Entry, reason: str, message: str = "") -> None:
+        self.scheduler.remove(entry)
+        decoding, clock = entry.decoding, entry.decoding.clock if entry.decoding else None
+        text, nbytes = "", 0
+        if decoding is not None:
+            text = decoding.final_text(reason)
+            for row in decoding.rows:
+                if row.slot is not None:
+                    nbytes += row.slot.nbytes
+                    if reason != "error":  # a fault may have left the cache half written
+                        self._keep(row.context, row.slot)
+        decoded = clock.steps - 1 if clock else 0
+        entry.run.tell(
+            Finished(
+                reason=reason,
+                message=message,
+                text=text,
+                prefill_s=clock.prefill if clock else 0.0,
+                decode_s=clock.decode if clock else 0.0,
+                tokens_per_s=decoded / clock.decode if decoded > 0 and clock.decode else 0.0,
+                cache_bytes=nbytes,
+                reused=entry.reused,
+            )
+        )
+
+    def _keep(self, context: Sequence[int], slot: Slot) -> None:
+        self.kept.put(context, slot)
+        self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))

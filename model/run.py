@@ -1,0 +1,228 @@
+"""A run: one request being decoded, as its owner sees it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import ranges
+from .decoding import step_of
+from .draw import new_seed, uniform
+from .errors import FieldError, Gone
+from .events import Event, Finished, Step
+from .request import Request
+from .strategies import Choice, Strategy
+from .trace import Moment
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+MOST_DRAWS = 100_000
+
+
+@dataclass(frozen=True)
+class Result:
+    """A drained run. `token_ids` are the new tokens, the end token included."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    events: tuple[Event, ...]
+
+
+class Run:
+    """A stream of events, and everything that can be asked of its steps afterwards.
+
+    Iterating yields every event from the first; several readers may iterate at once. Closing an
+    iterator before the end cancels the run.
+
+    Attributes:
+        handle: names the run to its engine; unguessable.
+        prompt_ids: the exact tokens sent.
+        steps: one `Step` per new token so far, inherited ones first.
+    """
+
+    def __init__(self, engine: Engine, request: Request, prompt_ids: tuple[int, ...]) -> None:
+        self.handle = secrets.token_urlsafe(12)
+        self.engine, self.request, self.prompt_ids = engine, request, prompt_ids
+        self.steps: list[Step] = []
+        self.moments: list[Moment] = []
+        self.finished: Finished | None = None
+        self.cancelled = self.paused = False
+        self.not_before = 0.0  # earliest time of the next step, for the pace
+        self._interval = 0.0
+        self._events: list[Event] = []
+        self._news = threading.Condition()
+
+    # what the owner does
+
+    def __iter__(self) -> Iterator[Event]:
+        seen = 0
+        try:
+            while True:
+                self.wait(seen)
+                for event in self._events[seen:]:
+                    seen += 1
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+        finally:
+            self.cancel()
+
+    def wait(self, seen: int, timeout: float | None = None) -> list[Event]:
+        """Block until there are more than `seen` events; returns those behind `seen`.
+
+        Args:
+            seen: how many events the caller has.
+            timeout: seconds, after which the answer may be empty; None waits as long as it takes.
+        """
+        if not self.engine.threaded:
+            while len(self._events) <= seen and self.finished is None and self.engine.step():
+                pass
+        with self._news:
+            self._news.wait_for(lambda: len(self._events) > seen or self.finished, timeout)
+            return self._events[seen:]
+
+    def cancel(self) -> None:
+        """End the run within one step. Safe at any time, and more than once."""
+        if self.finished is None:
+            self.cancelled = True
+            self.engine.wake()
+
+    def pause(self) -> None:
+        """Take no further step until `resume`."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.engine.wake()
+
+    def pace(self, tokens_per_s: float | None) -> None:
+        """At most this many tokens a second from now on; None is as fast as it goes."""
+        if tokens_per_s is None:
+            self._interval = 0.0
+        else:
+            self._interval = 1 / ranges.number("pace", tokens_per_s, 0, 10_000, above=True)
+        self.not_before = 0.0
+        self.engine.wake()
+
+    def result(self) -> Result:
+        """Wait for the end.
+
+        Raises:
+            RuntimeError: the run ended in an error.
+        """
+        events = tuple(self)
+        last = events[-1]
+        if last.reason == "error":
+            raise RuntimeError(last.message)
+        ids = tuple(step.token_id for step in self.steps)
+        return Result(last.text, ids, last.reason, events)
+
+    # what can be asked of a step
+
+    def reweigh(
+        self, index: int, strategy: Strategy | None = None, num_candidates: int = 20
+    ) -> Step:
+        """Step `index` under other settings, exactly, without a model run.
+
+        The text stays: `token_id` is the run's token, `choice` the one that these settings would
+        pick with the same uniform number. (A step whose logits were given up costs one pass.)
+
+        Raises:
+            Gone: there is no such step.
+            FieldError: a value outside its range.
+        """
+        count = ranges.whole("num_candidates", num_candidates, 1, 10_000_000)
+        step = self.step(index)
+        choice = self._choice(index, strategy)
+        return step_of(
+            choice,
+            self.engine.token_text,
+            index=index,
+            token_id=step.token_id,
+            piece=step.text,
+            num_candidates=count,
+            forced=step.forced,
+            duration_s=step.duration_s,
+        )
+
+    def redraw(self, index: int, times: int, strategy: Strategy | None = None) -> Counter[int]:
+        """Draw step `index` again with fresh numbers: how often each token came."""
+        times = ranges.whole("times", times, 1, MOST_DRAWS)
+        choice = self._choice(index, strategy)
+        if choice.draw is None:
+            return Counter({choice.token_id: times})
+        seed, position = new_seed(), len(self.prompt_ids) + index
+        draws = (uniform(seed, position, trial) for trial in range(times))
+        return Counter(choice.distribution.at(u)[0] for u in draws)
+
+    def fork(self, index: int, token_id: int, max_new_tokens: int | None = None) -> Run:
+        """A new run: the text up to step `index`, then this token, then on."""
+        return self.branch(index, token_id=token_id, max_new_tokens=max_new_tokens)
+
+    def branch(
+        self,
+        at: int | None = None,
+        *,
+        token_id: int | None = None,
+        strategy: Strategy | None = None,
+        max_new_tokens: int | None = None,
+    ) -> Run:
+        """A new run that takes over the steps before `at` and decodes on from there.
+
+        Args:
+            at: 0 to the number of steps; None takes over all of them, which continues the run.
+            token_id: forced at that place; None lets the strategy choose.
+            strategy: other settings from there on.
+            max_new_tokens: limit of all steps, inherited ones included; None keeps the request's.
+        """
+        at = len(self.steps) if at is None else at
+        most = len(self.steps)
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= most:
+            raise Gone("step", at)
+        return self.engine.branch(self, at, token_id, strategy, max_new_tokens)
+
+    def step(self, index: int) -> Step:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise FieldError("index", index, f"0 to {len(self.steps) - 1}", "index")
+        if not 0 <= index < len(self.steps):
+            raise Gone("step", index)
+        return self.steps[index]
+
+    def _choice(self, index: int, strategy: Strategy | None) -> Choice:
+        self.step(index)
+        own = self.request.strategy
+        strategy = own if strategy is None else strategy
+        if strategy.draws and strategy.seed is None:
+            strategy = strategy.with_seed(own.seed if own.seed is not None else new_seed())
+        context = self.context(index)
+        return strategy.choose(self.engine.logits(self.moments[index], context), context)
+
+    def context(self, index: int) -> list[int]:
+        """The tokens before step `index`."""
+        return [*self.prompt_ids, *(step.token_id for step in self.steps[:index])]
+
+    # what the engine does
+
+    def tell(self, event: Event) -> None:
+        with self._news:
+            self._events.append(event)
+            if isinstance(event, Finished):
+                self.finished = event
+            self._news.notify_all()
+
+    def due(self, now: float) -> float:
+        """Seconds until the next step may be taken; infinite while paused."""
+        return float("inf") if self.paused else max(0.0, self.not_before - now)
+
+    def stepped(self) -> None:
+        if self._interval:
+            # Measured from the start of the grid, so that the pace holds whatever a step takes.
+            now = time.perf_counter()
+            self.not_before = max(self.not_before, now - self._interval) + self._interval

@@ -1,0 +1,94 @@
+"""The scheduler: which sequences run in the next step, and who waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from .decoding import Decoding
+from .errors import Busy
+from .kv_cache import roomy
+from .run import Run
+
+MOST_RUNNING = 64
+
+
+@dataclass(eq=False)
+class Entry:
+    """One run in the engine: before it is admitted it has no decoding state."""
+
+    run: Run
+    nbytes: int  # cache that it may come to need
+    forced: int | None = None  # a token that takes the place of the first choice
+    place: int = 0  # last told place in the queue
+    reused: int = 0  # tokens that a kept cache held
+    decoding: Decoding | None = None
+
+
+class Scheduler:
+    """First come, first served into the running set; turns go round within it.
+
+    Args:
+        cache_bytes: what the KV caches of all running sequences may come to need together.
+        max_waiting: longest queue.
+    """
+
+    def __init__(self, cache_bytes: int, bytes_per_token: int, max_waiting: int) -> None:
+        self.cache_bytes, self.max_waiting = cache_bytes, max_waiting
+        self._bytes_per_token = bytes_per_token
+        self.running: deque[Entry] = deque()
+        self.waiting: deque[Entry] = deque()
+
+    @property
+    def reserved(self) -> int:
+        """Bytes promised to running sequences."""
+        return sum(entry.nbytes for entry in self.running)
+
+    def longest(self) -> int:
+        """Tokens that one sequence can have when it is alone."""
+        return max(0, (self.cache_bytes // self._bytes_per_token - 64) * 8 // 9)
+
+    def add(self, run: Run, tokens: int, forced: int | None, seconds: float) -> None:
+        """Queue a run that will have up to `tokens` tokens.
+
+        Raises:
+            Busy: the queue is full; `seconds` is when to try again.
+        """
+        if len(self.waiting) >= self.max_waiting:
+            raise Busy(seconds)
+        self.waiting.append(Entry(run, roomy(tokens) * self._bytes_per_token, forced))
+
+    def admit(self) -> Entry | None:
+        """The next run that there is room for, moved to the running set."""
+        if not self.waiting or len(self.running) >= MOST_RUNNING:
+            return None
+        entry = self.waiting[0]
+        if self.running and self.reserved + entry.nbytes > self.cache_bytes:
+            return None
+        self.running.append(self.waiting.popleft())
+        return entry
+
+    def next(self, now: float) -> Entry | None:
+        """The running sequence whose turn it is, of those that are neither paused nor paced."""
+        for _ in range(len(self.running)):
+            entry = self.running[0]
+            self.running.rotate(-1)
+            if entry.run.due(now) == 0:
+                return entry
+            entry.decoding.clock.held = True
+        return None
+
+    def until_due(self, now: float) -> float:
+        """Seconds until some running sequence may go on; infinite if none ever will by itself."""
+        return min((entry.run.due(now) for entry in self.running), default=float("inf"))
+
+    def all(self) -> list[Entry]:
+        return [*self.running, *self.waiting]
+
+    def cancelled(self) -> list[Entry]:
+        return [entry for entry in self.all() if entry.run.cancelled]
+
+    def remove(self, entry: Entry) -> None:
+        for queue in (self.running, self.waiting):
+            if entry in queue:
+                queue.remove(entry)
