@@ -1,0 +1,88 @@
+// The course over all steps: probability of the written token, uncertainty, time; one x axis.
+import { h } from "./dom.js";
+import { baseLayout, picture } from "./picture.js";
+import { MARGIN, pointing, selectionLine, stepsAxis } from "./steps_axis.js";
+
+const HEIGHT = 330;
+const ROWS = [[0.66, 1], [0.34, 0.58], [0.02, 0.26]]; // of the height, from the top
+
+export function course({ t, n, tip, select }) {
+  const plot = h("div.plot", { role: "img" });
+  const names = ["probability", "uncertainty", "time"].map((key, i) => {
+    const name = h("div.small-title", { "aria-hidden": "true" }, t(`course.${key}`));
+    name.style.top = `${(1 - ROWS[i][1]) * (HEIGHT - 44) + 18 - 19}px`;
+    return name;
+  });
+  const element = h("div.over-steps", {}, ...names, plot);
+  element.style.height = `${HEIGHT}px`;
+  const drawing = picture(plot);
+  let steps = [];
+  let covered = 1;
+
+  pointing(plot, {
+    tip,
+    span: () => covered,
+    select: (index) => steps[index] && select(index),
+    explain: (index) => {
+      const step = steps[index];
+      return step && {
+        title: step.label,
+        lines: [
+          [t("word.step"), n.count(index + 1)],
+          [t("word.raw"), n.probability(step.raw)],
+          [t("word.final"), n.probability(step.final)],
+          [t("word.unsure"), t("word.tokens", { count: n.equalTokens(step.entropy) })],
+          [t("word.time"), n.ms(step.ms)],
+        ],
+      };
+    },
+  });
+
+  function summary() {
+    if (!steps.length) return t("course.none");
+    const least = steps.reduce((a, b) => (b.raw < a.raw ? b : a));
+    const most = steps.reduce((a, b) => (b.entropy > a.entropy ? b : a));
+    return t("course.summary", {
+      count: n.count(steps.length),
+      least: n.probability(least.raw), at: n.count(least.index + 1),
+      unsure: n.equalTokens(most.entropy), where: n.count(most.index + 1),
+    });
+  }
+
+  function draw({ run, selected, span, colours }) {
+    steps = run?.steps ?? [];
+    covered = span;
+    plot.setAttribute("aria-label", summary());
+    drawing.draw(() => figure(selected, colours));
+  }
+
+  function figure(selected, colours) {
+    const x = steps.map((step) => step.index + 1);
+    const line = (uid, y, colour, yaxis, width) => ({
+      type: "scatter", mode: "lines+markers", uid, x, y, yaxis,
+      line: { color: colour, width, shape: "linear" }, marker: { size: steps.length > 120 ? 0.1 : 4 },
+    });
+    const among = steps.map((step) => Math.exp(step.entropy));
+    const data = [
+      line("raw", steps.map((step) => step.raw), colours.raw, "y", 1.5),
+      line("final", steps.map((step) => step.final), colours.final, "y", 2),
+      line("among", among, colours.raw, "y2", 1.5),
+      { type: "bar", uid: "ms", x, y: steps.map((step) => step.ms), yaxis: "y3", width: 0.8, marker: { color: colours.cut } },
+    ];
+    const layout = baseLayout(colours, plot.clientWidth, HEIGHT, { ...MARGIN, t: 18, b: 26 });
+    const axis = (i, rest) => ({
+      domain: ROWS[i], fixedrange: true, zeroline: false, gridcolor: colours.line, color: colours.soft, ...rest,
+    });
+    layout.xaxis = { ...stepsAxis(covered, colours, n), anchor: "y3" };
+    layout.yaxis = axis(0, { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: [0, 0.5, 1].map(n.share) });
+    const top = Math.max(1, Math.ceil(Math.log10(Math.max(1, ...among))));
+    const powers = Array.from({ length: top + 1 }, (_, i) => 10 ** i);
+    layout.yaxis2 = axis(1, { type: "log", range: [-0.05, top], tickvals: powers, ticktext: powers.map(n.count) });
+    const longest = Math.max(1, ...steps.map((step) => step.ms));
+    layout.yaxis3 = axis(2, { range: [0, longest * 1.05], tickvals: [0, longest], ticktext: [n.count(0), n.count(longest)] });
+    layout.shapes = selectionLine(selected, colours);
+    return { data, layout };
+  }
+
+  return { element, draw, purge: drawing.purge };
+}

@@ -1,0 +1,182 @@
+// The hero: what the model offers at one step. Plotly draws the bars; the labels, numbers and
+// places to click are buttons over them, so that keyboard, touch and screen reader have them too.
+import { rowsOf } from "./candidates.js";
+import { h, middle, say } from "./dom.js";
+import { baseLayout, picture } from "./picture.js";
+
+export const ROW = 32; // px per row, the same for any number of rows
+const FOOT = 26; // px under the rows, for the axis
+const SIDE = 16; // px left and right inside the drawing, so that 0 and 100 % have room
+
+const TICKS = { linear: [0, 0.25, 0.5, 0.75, 1], log: [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1] };
+
+export function distribution({ t, n, tip, force }) {
+  const plot = h("div.plot", { "aria-hidden": "true" });
+  const rows = h("div.rows", { role: "group" });
+  const element = h("div.bars", {}, plot, rows);
+  const drawing = picture(plot);
+  const buttons = [];
+  const rest = h("div.row.rest", {}, h("span.label"), h("span"), h("span.value"));
+  let shown = null;
+  let stop = 0; // the row that holds the tab stop
+
+  const cutName = (cut) => t(`cut.${cut}`);
+
+  function button(i) {
+    const node = h("button.row", { type: "button", tabindex: i ? "-1" : "0" },
+      h("span.label", {}, h("span.sign", { "aria-hidden": "true" }), h("bdi")),
+      h("span"),
+      h("span.value", {}, h("span.amount"), h("span.tally")));
+    const explain = () => {
+      const row = shown.rows[i];
+      if (row) tip.show(row.label, lines(row), node.firstChild.getBoundingClientRect());
+    };
+    node.addEventListener("click", () => shown.rows[i] && force(shown.step.index, shown.rows[i].id));
+    node.addEventListener("pointerenter", explain);
+    node.addEventListener("pointerleave", tip.hide);
+    node.addEventListener("focus", explain);
+    node.addEventListener("blur", tip.hide);
+    return node;
+  }
+
+  function lines(row) {
+    const all = [[t("word.raw"), n.probability(row.raw)], [t("word.final"), n.probability(row.final)]];
+    if (row.place) all.push([t("word.rank"), n.count(row.place)]);
+    if (row.cut) all.push([t("word.cut_by"), cutName(row.cut)]);
+    const drawn = shown.tally?.counts.get(row.id);
+    if (shown.tally) all.push([t("word.drawn"), t("word.times", { count: n.count(drawn ?? 0) })]);
+    return all;
+  }
+
+  rows.addEventListener("keydown", (event) => {
+    const last = shown ? shown.rows.length - 1 : 0;
+    const to = {
+      ArrowDown: Math.min(last, stop + 1), ArrowUp: Math.max(0, stop - 1), Home: 0, End: last,
+    }[event.key];
+    if (to == null) return;
+    event.preventDefault();
+    focusable(to);
+    buttons[to].focus();
+  });
+
+  function focusable(to) {
+    buttons.forEach((node, i) => (node.tabIndex = i === to ? 0 : -1));
+    stop = to;
+  }
+
+  function fill(row, i, letters) {
+    const node = buttons[i];
+    node.hidden = !row;
+    if (!row) return;
+    node.dataset.token = row.id;
+    node.classList.toggle("cut", Boolean(row.cut));
+    node.classList.toggle("written", row.written);
+    node.classList.toggle("picked", row.picked && !row.written);
+    const sign = row.written ? "▶" : row.picked ? "▷" : "";
+    const far = row.place && row.place > i + 1 ? `#${n.count(row.place)} ` : "";
+    say(node.querySelector(".sign"), sign);
+    const text = node.querySelector("bdi");
+    say(text, middle(far + row.label, letters));
+    text.classList.toggle("capsule", row.special);
+    const amount = row.cut ? t("bars.cut_by", { name: cutName(row.cut) }) : n.probability(row.final);
+    say(node.querySelector(".amount"), amount);
+    say(node.querySelector(".tally"), mark(shown.tally?.counts.get(row.id)));
+    node.setAttribute("aria-label", t("bars.row", {
+      label: row.label, final: n.probability(row.final), raw: n.probability(row.raw),
+    }) + (row.cut ? `, ${amount}` : "") + (row.written ? `, ${t("bars.written")}` : ""));
+  }
+
+  const mark = (count) => (count ? `×${n.count(count)}` : "");
+
+  /**
+   * @param {object} model step, count (rows), vocabulary, log, tally ({times, counts: Map}), colours
+   */
+  function draw(model) {
+    const { step, count, vocabulary } = model;
+    element.style.height = `${(count + 1) * ROW + FOOT}px`;
+    while (buttons.length < count) {
+      buttons.push(button(buttons.length));
+      rows.append(buttons.at(-1));
+    }
+    rows.append(rest);
+    buttons.slice(count).forEach((node) => (node.hidden = true));
+    rest.hidden = !step;
+    if (!step) {
+      buttons.forEach((node) => (node.hidden = true));
+      shown = { step: null, rows: [] };
+      drawing.draw(() => figure(model, { rows: [], rest: null }));
+      return;
+    }
+    const data = rowsOf(step, count, vocabulary);
+    shown = { ...model, rows: data.rows };
+    const letters = Math.max(6, Math.floor(((buttons[0].firstChild.clientWidth || 160) - 28) / 9.2));
+    for (let i = 0; i < count; i += 1) fill(data.rows[i], i, letters);
+    if (stop >= data.rows.length) focusable(0);
+    rest.style.order = 1;
+    say(rest.firstChild, t("bars.rest", { count: n.count(data.rest.count) }));
+    const others = model.tally ? unlisted(model.tally, data.rows) : 0;
+    say(rest.lastChild, `${n.probability(data.rest.final)} ${mark(others)}`.trim());
+    rows.setAttribute("aria-label", summary(step, data.rows));
+    drawing.draw(() => figure(model, data));
+  }
+
+  function summary(step, list) {
+    const likeliest = list.slice(0, 3).map((row) => `${row.label} ${n.probability(row.final)}`);
+    return t("bars.summary", { index: n.count(step.index + 1), list: likeliest.join("; ") });
+  }
+
+  const unlisted = (tally, list) =>
+    tally.times - list.reduce((total, row) => total + (tally.counts.get(row.id) ?? 0), 0);
+
+  function figure({ count, log, colours, tally }, data) {
+    const floor = log ? TICKS.log[0] : 0;
+    const positive = (value) => (value > floor ? value : null);
+    const list = data.rows.map((row, y) => ({ ...row, y }));
+    if (data.rest) list.push({ ...data.rest, y: count, other: true });
+    const ys = list.map((row) => row.y);
+    const bar = { type: "bar", orientation: "h", width: 0.66, y: ys };
+    const outline = (row) => (row.written ? colours.ink : row.other || row.picked ? colours.final : colours.paper);
+    const hits = (row) => (row.other ? unlisted(tally, data.rows) : (tally.counts.get(row.id) ?? 0));
+    const traces = [
+      {
+        ...bar, uid: "final", x: list.map((row) => positive(row.final)),
+        marker: {
+          color: list.map((row) => (row.other ? colours.paper : colours.final)),
+          line: { color: list.map(outline), width: list.map((row) => (row.written ? 2.5 : row.other ? 1.5 : 0)) },
+        },
+      },
+      {
+        ...bar, uid: "cut", x: list.map((row) => (row.cut ? positive(row.raw) : null)),
+        marker: {
+          color: colours.cutBack,
+          line: { color: list.map((row) => (row.written ? colours.ink : colours.cut)), width: list.map((row) => (row.written ? 2.5 : 1)) },
+          pattern: { shape: "/", size: 6, solidity: 0.25, fgcolor: colours.cut, bgcolor: colours.cutBack },
+        },
+      },
+      {
+        type: "scatter", mode: "markers", uid: "raw", y: ys, x: list.map((row) => positive(row.raw)),
+        marker: { symbol: "line-ns", size: ROW * 0.82, line: { width: 3, color: colours.raw } },
+        cliponaxis: false,
+      },
+      {
+        type: "scatter", mode: "markers", uid: "tally", y: tally ? ys : [],
+        x: tally ? list.map((row) => positive(hits(row) / tally.times)) : [],
+        marker: { symbol: "diamond", size: 11, color: colours.tally, line: { width: 1.5, color: colours.paper } },
+        cliponaxis: false,
+      },
+    ];
+    const width = plot.clientWidth;
+    const layout = baseLayout(colours, width, (count + 1) * ROW + FOOT, { l: SIDE, r: SIDE, t: 0, b: FOOT });
+    const ticks = (log ? TICKS.log : TICKS.linear).filter((_, i, all) => width > 420 || i % 2 === (all.length + 1) % 2);
+    layout.barmode = "overlay";
+    layout.xaxis = {
+      type: log ? "log" : "linear", range: log ? [Math.log10(floor), 0] : [0, 1], fixedrange: true,
+      tickvals: ticks, ticktext: ticks.map((tick) => (log ? n.probability(tick) : n.share(tick))),
+      gridcolor: colours.line, zeroline: false, ticks: "", tickangle: 0, layer: "below traces",
+    };
+    layout.yaxis = { range: [count + 0.5, -0.5], visible: false, fixedrange: true };
+    return { data: traces, layout };
+  }
+
+  return { element, draw, purge: drawing.purge };
+}
