@@ -1,7 +1,13 @@
 // A step's candidates as rows of bars and as segments of the ruler: arithmetic, no drawing.
 
 const named = ([id, label, logit, raw, final, cut, special]) => ({
-  id, label, logit, raw, final, cut, special,
+  id,
+  label,
+  logit,
+  raw,
+  final,
+  cut,
+  special,
 });
 
 const sum = (items, key) => items.reduce((total, item) => total + item[key], 0);

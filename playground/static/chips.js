@@ -12,25 +12,44 @@ let serial = 0;
 /** Running text stays readable; line ends are seen and really break. */
 function write(node, { text, label, special }) {
   const visible = text.replace(/[\n\r\t ]/g, "");
+  let body = h("span.body");
   if (special || text === "" || (visible && INVISIBLE.test(visible))) {
-    node.classList.add("capsule");
-    node.textContent = label;
+    body.classList.add("capsule");
+    body.textContent = label;
+    node.append(body);
     return;
   }
   if (!visible && !text.includes("\n")) {
-    node.append(h("span.blank", {}, "·".repeat(text.length)));
+    body.append(h("span.blank", {}, "·".repeat(text.length)));
+    node.append(body);
     return;
   }
-  text.split("\n").forEach((line, i) => {
-    if (i > 0) node.append(h("span.line-end", { "aria-hidden": "true" }, "↵"), h("br"));
-    node.append(line);
-  });
+  // Spaces at the start stay outside the coloured body: they part the words, and where a line
+  // wraps there they vanish instead of leaving a coloured sliver.
+  const [lead] = text.match(/^ */);
+  node.append(lead, body);
+  text
+    .slice(lead.length)
+    .split("\n")
+    .forEach((line, i) => {
+      if (i > 0) {
+        body.append(h("span.line-end", { "aria-hidden": "true" }, "↵"));
+        body = h("span.body");
+        node.append(h("br"), body);
+      }
+      body.append(line);
+    });
+  if (!body.textContent) body.remove();
 }
 
 export function chips({ t, n, tip, select }) {
   const prefix = `stage-${(serial += 1)}-`;
   const prompt = h("span.prompt", { role: "group", "aria-label": t("text.prompt") });
-  const list = h("span.new", { role: "listbox", "aria-label": t("text.new"), "aria-orientation": "horizontal" });
+  const list = h("span.new", {
+    role: "listbox",
+    "aria-label": t("text.new"),
+    "aria-orientation": "horizontal",
+  });
   const invitation = h("p.invitation", {}, t("text.empty"));
   const flow = h("div.flow", {}, invitation, prompt, list);
   const drawn = { run: null, version: 0, length: 0, look: "", selected: null, prompt: null };
@@ -42,8 +61,10 @@ export function chips({ t, n, tip, select }) {
 
   function paint(node, step) {
     const { background, ink } = shade(MEASURES[measure](step), theme);
-    node.style.backgroundColor = background;
-    node.style.color = ink;
+    for (const body of node.querySelectorAll(".body")) {
+      body.style.backgroundColor = background;
+      body.style.color = ink;
+    }
   }
 
   function chip(step) {
@@ -52,14 +73,13 @@ export function chips({ t, n, tip, select }) {
       id: `${prefix}${step.index}`,
       "data-index": step.index,
       "aria-selected": "false",
-      "aria-label": `${step.label}, ${n.probability(step.raw)}${step.forced ? `, ${t("text.forced")}` : ""}`,
+      "aria-label": [step.label, n.probability(step.raw)]
+        .concat(step.forced ? t("text.forced") : [])
+        .join(", "),
       tabindex: "-1",
     });
-    if (step.forced) {
-      node.classList.add("forced");
-      node.append(h("span.forced-mark", { "aria-hidden": "true" }, "✎"));
-    }
     write(node, step);
+    node.classList.toggle("forced", step.forced);
     paint(node, step);
     return node;
   }
@@ -208,8 +228,8 @@ export function chips({ t, n, tip, select }) {
 /** The legend of the chips' colours. */
 export function legend({ t, n }) {
   const bar = h("span.legend-bar", { "aria-hidden": "true" });
-  const [name, low, high] = [h("span.legend-name"), h("span"), h("span")];
-  const element = h("div.legend", {}, name, low, bar, high);
+  const [name, low, high] = [h("span"), h("span"), h("span")];
+  const element = h("div.legend", {}, name, h("span.legend-scale", {}, low, bar, high));
 
   function draw({ colourBy, theme, shown }) {
     reveal(element, shown);

@@ -1,10 +1,14 @@
 // The course over all steps: probability of the written token, uncertainty, time; one x axis.
 import { h } from "./dom.js";
-import { baseLayout, picture } from "./picture.js";
-import { MARGIN, pointing, selectionLine, stepsAxis } from "./steps_axis.js";
+import { baseLayout, changes, picture } from "./picture.js";
+import { MARGIN, pointing, selection, stepsAxis } from "./steps_axis.js";
 
-const HEIGHT = 330;
-const ROWS = [[0.66, 1], [0.34, 0.58], [0.02, 0.26]]; // of the height, from the top
+const HEIGHT = 380;
+const ROWS = [
+  [0.66, 1],
+  [0.34, 0.58],
+  [0.02, 0.26],
+]; // of the height, from the top
 
 export function course({ t, n, tip, select }) {
   const plot = h("div.plot", { role: "img" });
@@ -16,6 +20,9 @@ export function course({ t, n, tip, select }) {
   const element = h("div.over-steps", {}, ...names, plot);
   element.style.height = `${HEIGHT}px`;
   const drawing = picture(plot);
+  const band = selection();
+  const changed = changes();
+  element.append(band.element);
   let steps = [];
   let covered = 1;
 
@@ -25,16 +32,18 @@ export function course({ t, n, tip, select }) {
     select: (index) => steps[index] && select(index),
     explain: (index) => {
       const step = steps[index];
-      return step && {
-        title: step.label,
-        lines: [
-          [t("word.step"), n.count(index + 1)],
-          [t("word.raw"), n.probability(step.raw)],
-          [t("word.final"), n.probability(step.final)],
-          [t("word.unsure"), t("word.tokens", { count: n.equalTokens(step.entropy) })],
-          [t("word.time"), n.ms(step.ms)],
-        ],
-      };
+      return (
+        step && {
+          title: step.label,
+          lines: [
+            [t("word.step"), n.count(index + 1)],
+            [t("word.raw"), n.probability(step.raw)],
+            [t("word.final"), n.probability(step.final)],
+            [t("word.unsure"), t("word.tokens", { count: n.equalTokens(step.entropy) })],
+            [t("word.time"), n.ms(step.ms)],
+          ],
+        }
+      );
     },
   });
 
@@ -44,45 +53,101 @@ export function course({ t, n, tip, select }) {
     const most = steps.reduce((a, b) => (b.entropy > a.entropy ? b : a));
     return t("course.summary", {
       count: n.count(steps.length),
-      least: n.probability(least.raw), at: n.count(least.index + 1),
-      unsure: n.equalTokens(most.entropy), where: n.count(most.index + 1),
+      least: n.probability(least.raw),
+      at: n.count(least.index + 1),
+      unsure: n.equalTokens(most.entropy),
+      where: n.count(most.index + 1),
     });
   }
 
   function draw({ run, selected, span, colours }) {
+    band.place(run?.length ? selected : null, span);
+    if (!changed(run, run?.version, run?.length, span, colours, plot.clientWidth)) return;
     steps = run?.steps ?? [];
     covered = span;
     plot.setAttribute("aria-label", summary());
-    drawing.draw(() => figure(selected, colours));
+    drawing.draw(() => figure(colours));
   }
 
-  function figure(selected, colours) {
+  function figure(colours) {
     const x = steps.map((step) => step.index + 1);
+    const many = plot.clientWidth / covered < 9;
     const line = (uid, y, colour, yaxis, width) => ({
-      type: "scatter", mode: "lines+markers", uid, x, y, yaxis,
-      line: { color: colour, width, shape: "linear" }, marker: { size: steps.length > 120 ? 0.1 : 4 },
+      type: "scatter",
+      mode: many ? "lines" : "lines+markers",
+      uid,
+      x,
+      y,
+      yaxis,
+      line: { color: colour, width, shape: "linear" },
+      marker: { size: 4 },
+    });
+    // Hundreds of bars are hundreds of elements; one stepped area looks the same.
+    const times = (thin) => ({
+      uid: thin ? "ms-area" : "ms",
+      x,
+      y: steps.map((step) => step.ms),
+      yaxis: "y3",
+      ...(thin
+        ? {
+            type: "scatter",
+            mode: "lines",
+            fill: "tozeroy",
+            fillcolor: colours.cut,
+            line: { shape: "hvh", width: 0 },
+          }
+        : { type: "bar", width: 0.8, marker: { color: colours.cut } }),
     });
     const among = steps.map((step) => Math.exp(step.entropy));
     const data = [
-      line("raw", steps.map((step) => step.raw), colours.raw, "y", 1.5),
-      line("final", steps.map((step) => step.final), colours.final, "y", 2),
+      line(
+        "raw",
+        steps.map((step) => step.raw),
+        colours.raw,
+        "y",
+        many ? 2.5 : 4,
+      ),
+      line(
+        "final",
+        steps.map((step) => step.final),
+        colours.final,
+        "y",
+        many ? 1 : 1.75,
+      ),
       line("among", among, colours.raw, "y2", 1.5),
-      { type: "bar", uid: "ms", x, y: steps.map((step) => step.ms), yaxis: "y3", width: 0.8, marker: { color: colours.cut } },
+      times(many),
     ];
     const layout = baseLayout(colours, plot.clientWidth, HEIGHT, { ...MARGIN, t: 18, b: 26 });
     const axis = (i, rest) => ({
-      domain: ROWS[i], fixedrange: true, zeroline: false, gridcolor: colours.line, color: colours.soft, ...rest,
+      domain: ROWS[i],
+      fixedrange: true,
+      zeroline: false,
+      gridcolor: colours.line,
+      color: colours.soft,
+      ...rest,
     });
     layout.xaxis = { ...stepsAxis(covered, colours, n), anchor: "y3" };
-    layout.yaxis = axis(0, { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: [0, 0.5, 1].map(n.share) });
+    layout.yaxis = axis(0, {
+      range: [-0.02, 1.02],
+      tickvals: [0, 0.5, 1],
+      ticktext: [0, 0.5, 1].map(n.share),
+    });
     const top = Math.max(1, Math.ceil(Math.log10(Math.max(1, ...among))));
     const powers = Array.from({ length: top + 1 }, (_, i) => 10 ** i);
-    layout.yaxis2 = axis(1, { type: "log", range: [-0.05, top], tickvals: powers, ticktext: powers.map(n.count) });
+    layout.yaxis2 = axis(1, {
+      type: "log",
+      range: [-0.05, top],
+      tickvals: powers,
+      ticktext: powers.map(n.count),
+    });
     const longest = Math.max(1, ...steps.map((step) => step.ms));
-    layout.yaxis3 = axis(2, { range: [0, longest * 1.05], tickvals: [0, longest], ticktext: [n.count(0), n.count(longest)] });
-    layout.shapes = selectionLine(selected, colours);
+    layout.yaxis3 = axis(2, {
+      range: [0, longest * 1.05],
+      tickvals: [0, longest],
+      ticktext: [n.count(0), n.count(longest)],
+    });
     return { data, layout };
   }
 
-  return { element, draw, purge: drawing.purge };
+  return { element, draw, drawing };
 }

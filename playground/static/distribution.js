@@ -2,11 +2,11 @@
 // places to click are buttons over them, so that keyboard, touch and screen reader have them too.
 import { rowsOf } from "./candidates.js";
 import { h, middle, say } from "./dom.js";
-import { baseLayout, picture } from "./picture.js";
+import { baseLayout, changes, picture } from "./picture.js";
 
 export const ROW = 32; // px per row, the same for any number of rows
 const FOOT = 26; // px under the rows, for the axis
-const SIDE = 16; // px left and right inside the drawing, so that 0 and 100 % have room
+const SIDE = 20; // px left and right inside the drawing, so that 0 and 100 % have room
 
 const TICKS = { linear: [0, 0.25, 0.5, 0.75, 1], log: [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1] };
 
@@ -15,6 +15,7 @@ export function distribution({ t, n, tip, force }) {
   const rows = h("div.rows", { role: "group" });
   const element = h("div.bars", {}, plot, rows);
   const drawing = picture(plot);
+  const changed = changes();
   const buttons = [];
   const rest = h("div.row.rest", {}, h("span.label"), h("span"), h("span.value"));
   let shown = null;
@@ -23,15 +24,21 @@ export function distribution({ t, n, tip, force }) {
   const cutName = (cut) => t(`cut.${cut}`);
 
   function button(i) {
-    const node = h("button.row", { type: "button", tabindex: i ? "-1" : "0" },
+    const node = h(
+      "button.row",
+      { type: "button", tabindex: i ? "-1" : "0" },
       h("span.label", {}, h("span.sign", { "aria-hidden": "true" }), h("bdi")),
       h("span"),
-      h("span.value", {}, h("span.amount"), h("span.tally")));
+      h("span.value", {}, h("span.amount"), h("span.tally")),
+    );
     const explain = () => {
       const row = shown.rows[i];
       if (row) tip.show(row.label, lines(row), node.firstChild.getBoundingClientRect());
     };
-    node.addEventListener("click", () => shown.rows[i] && force(shown.step.index, shown.rows[i].id));
+    node.addEventListener(
+      "click",
+      () => shown.rows[i] && force(shown.step.index, shown.rows[i].id),
+    );
     node.addEventListener("pointerenter", explain);
     node.addEventListener("pointerleave", tip.hide);
     node.addEventListener("focus", explain);
@@ -40,7 +47,10 @@ export function distribution({ t, n, tip, force }) {
   }
 
   function lines(row) {
-    const all = [[t("word.raw"), n.probability(row.raw)], [t("word.final"), n.probability(row.final)]];
+    const all = [
+      [t("word.raw"), n.probability(row.raw)],
+      [t("word.final"), n.probability(row.final)],
+    ];
     if (row.place) all.push([t("word.rank"), n.count(row.place)]);
     if (row.cut) all.push([t("word.cut_by"), cutName(row.cut)]);
     const drawn = shown.tally?.counts.get(row.id);
@@ -51,7 +61,10 @@ export function distribution({ t, n, tip, force }) {
   rows.addEventListener("keydown", (event) => {
     const last = shown ? shown.rows.length - 1 : 0;
     const to = {
-      ArrowDown: Math.min(last, stop + 1), ArrowUp: Math.max(0, stop - 1), Home: 0, End: last,
+      ArrowDown: Math.min(last, stop + 1),
+      ArrowUp: Math.max(0, stop - 1),
+      Home: 0,
+      End: last,
     }[event.key];
     if (to == null) return;
     event.preventDefault();
@@ -78,21 +91,33 @@ export function distribution({ t, n, tip, force }) {
     const text = node.querySelector("bdi");
     say(text, middle(far + row.label, letters));
     text.classList.toggle("capsule", row.special);
-    const amount = row.cut ? t("bars.cut_by", { name: cutName(row.cut) }) : n.probability(row.final);
+    const amount = row.cut
+      ? t("bars.cut_by", { name: cutName(row.cut) })
+      : n.probability(row.final);
     say(node.querySelector(".amount"), amount);
     say(node.querySelector(".tally"), mark(shown.tally?.counts.get(row.id)));
-    node.setAttribute("aria-label", t("bars.row", {
-      label: row.label, final: n.probability(row.final), raw: n.probability(row.raw),
-    }) + (row.cut ? `, ${amount}` : "") + (row.written ? `, ${t("bars.written")}` : ""));
+    node.setAttribute(
+      "aria-label",
+      t("bars.row", {
+        label: row.label,
+        final: n.probability(row.final),
+        raw: n.probability(row.raw),
+      }) +
+        (row.cut ? `, ${amount}` : "") +
+        (row.written ? `, ${t("bars.written")}` : ""),
+    );
   }
 
   const mark = (count) => (count ? `×${n.count(count)}` : "");
 
   /**
-   * @param {object} model step, count (rows), vocabulary, log, tally ({times, counts: Map}), colours
+   * @param {object} model step, count (of rows), vocabulary, log, colours and
+   *     tally ({times, counts: Map}) or null
    */
   function draw(model) {
-    const { step, count, vocabulary } = model;
+    const { step, count, vocabulary, log, colours, tally } = model;
+    const width = plot.clientWidth;
+    if (!changed(step, count, vocabulary, log, colours, tally, width)) return;
     element.style.height = `${(count + 1) * ROW + FOOT}px`;
     while (buttons.length < count) {
       buttons.push(button(buttons.length));
@@ -104,12 +129,15 @@ export function distribution({ t, n, tip, force }) {
     if (!step) {
       buttons.forEach((node) => (node.hidden = true));
       shown = { step: null, rows: [] };
-      drawing.draw(() => figure(model, { rows: [], rest: null }));
+      drawing.purge();
       return;
     }
     const data = rowsOf(step, count, vocabulary);
     shown = { ...model, rows: data.rows };
-    const letters = Math.max(6, Math.floor(((buttons[0].firstChild.clientWidth || 160) - 28) / 9.2));
+    const letters = Math.max(
+      6,
+      Math.floor(((buttons[0].firstChild.clientWidth || 160) - 28) / 9.2),
+    );
     for (let i = 0; i < count; i += 1) fill(data.rows[i], i, letters);
     if (stop >= data.rows.length) focusable(0);
     rest.style.order = 1;
@@ -135,48 +163,92 @@ export function distribution({ t, n, tip, force }) {
     if (data.rest) list.push({ ...data.rest, y: count, other: true });
     const ys = list.map((row) => row.y);
     const bar = { type: "bar", orientation: "h", width: 0.66, y: ys };
-    const outline = (row) => (row.written ? colours.ink : row.other || row.picked ? colours.final : colours.paper);
-    const hits = (row) => (row.other ? unlisted(tally, data.rows) : (tally.counts.get(row.id) ?? 0));
+    const outline = (row) =>
+      row.written ? colours.ink : row.other || row.picked ? colours.final : colours.paper;
+    const hits = (row) =>
+      row.other ? unlisted(tally, data.rows) : (tally.counts.get(row.id) ?? 0);
     const traces = [
       {
-        ...bar, uid: "final", x: list.map((row) => positive(row.final)),
+        ...bar,
+        uid: "final",
+        x: list.map((row) => positive(row.final)),
         marker: {
           color: list.map((row) => (row.other ? colours.paper : colours.final)),
-          line: { color: list.map(outline), width: list.map((row) => (row.written ? 2.5 : row.other ? 1.5 : 0)) },
+          line: {
+            color: list.map(outline),
+            width: list.map((row) => (row.written ? 2.5 : row.other ? 1.5 : 0)),
+          },
         },
       },
       {
-        ...bar, uid: "cut", x: list.map((row) => (row.cut ? positive(row.raw) : null)),
+        ...bar,
+        uid: "cut",
+        x: list.map((row) => (row.cut ? positive(row.raw) : null)),
         marker: {
           color: colours.cutBack,
-          line: { color: list.map((row) => (row.written ? colours.ink : colours.cut)), width: list.map((row) => (row.written ? 2.5 : 1)) },
-          pattern: { shape: "/", size: 6, solidity: 0.25, fgcolor: colours.cut, bgcolor: colours.cutBack },
+          line: { color: colours.cut, width: 1 },
+          pattern: {
+            shape: "/",
+            size: 6,
+            solidity: 0.25,
+            fgcolor: colours.cut,
+            bgcolor: colours.cutBack,
+          },
         },
       },
       {
-        type: "scatter", mode: "markers", uid: "raw", y: ys, x: list.map((row) => positive(row.raw)),
+        type: "scatter",
+        mode: "markers",
+        uid: "raw",
+        y: ys,
+        x: list.map((row) => positive(row.raw)),
         marker: { symbol: "line-ns", size: ROW * 0.82, line: { width: 3, color: colours.raw } },
         cliponaxis: false,
       },
       {
-        type: "scatter", mode: "markers", uid: "tally", y: tally ? ys : [],
+        type: "scatter",
+        mode: "markers",
+        uid: "tally",
+        y: tally ? ys : [],
         x: tally ? list.map((row) => positive(hits(row) / tally.times)) : [],
-        marker: { symbol: "diamond", size: 11, color: colours.tally, line: { width: 1.5, color: colours.paper } },
+        marker: {
+          symbol: "diamond",
+          size: 11,
+          color: colours.tally,
+          line: { width: 1.5, color: colours.paper },
+        },
         cliponaxis: false,
       },
     ];
     const width = plot.clientWidth;
-    const layout = baseLayout(colours, width, (count + 1) * ROW + FOOT, { l: SIDE, r: SIDE, t: 0, b: FOOT });
-    const ticks = (log ? TICKS.log : TICKS.linear).filter((_, i, all) => width > 420 || i % 2 === (all.length + 1) % 2);
+    const layout = baseLayout(colours, width, (count + 1) * ROW + FOOT, {
+      l: SIDE,
+      r: SIDE,
+      t: 0,
+      b: FOOT,
+    });
+    const all = log ? TICKS.log : TICKS.linear;
+    // Every tick, every second one, or the ends alone, as there is room.
+    const room = width / (log ? 2 : 1);
+    const every = room > 220 ? 1 : room > 130 ? 2 : all.length - 1;
+    const ticks = all.filter((_, i) => (all.length - 1 - i) % every === 0);
     layout.barmode = "overlay";
     layout.xaxis = {
-      type: log ? "log" : "linear", range: log ? [Math.log10(floor), 0] : [0, 1], fixedrange: true,
-      tickvals: ticks, ticktext: ticks.map((tick) => (log ? n.probability(tick) : n.share(tick))),
-      gridcolor: colours.line, zeroline: false, ticks: "", tickangle: 0, layer: "below traces",
+      type: log ? "log" : "linear",
+      range: log ? [Math.log10(floor), 0.02] : [0, 1.005],
+      fixedrange: true,
+      ticklabeloverflow: "allow",
+      tickvals: ticks,
+      ticktext: ticks.map((tick) => (log ? n.probability(tick) : n.share(tick))),
+      gridcolor: colours.line,
+      zeroline: false,
+      ticks: "",
+      tickangle: 0,
+      layer: "below traces",
     };
     layout.yaxis = { range: [count + 0.5, -0.5], visible: false, fixedrange: true };
     return { data: traces, layout };
   }
 
-  return { element, draw, purge: drawing.purge };
+  return { element, draw, drawing };
 }

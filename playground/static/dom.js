@@ -2,7 +2,7 @@
 
 /**
  * @param {string} name tag, with classes after dots: "button.quiet"
- * @param {object} [properties] attributes; functions become event listeners ("click"), null is left out
+ * @param {object} [properties] attributes; functions become event listeners, null is left out
  * @param {...(Node|string|null)} children
  */
 export function h(name, properties = {}, ...children) {

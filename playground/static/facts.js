@@ -15,9 +15,12 @@ export function kept({ t, n }) {
       say(unsure, "");
       return;
     }
-    say(much, t("kept.much", {
-      kept: n.count(step.kept), count: n.count(vocabulary), share: n.probability(step.kept_prob),
-    }));
+    const values = {
+      kept: n.count(step.kept),
+      count: n.count(vocabulary),
+      share: n.probability(step.kept_prob),
+    };
+    say(much, t(step.kept >= vocabulary ? "kept.all" : "kept.much", values));
     const changed = Math.abs(step.entropy - step.final_entropy) > 0.005;
     const model = among(step.entropy, "kept.unsure");
     say(unsure, changed ? `${model} ${among(step.final_entropy, "kept.then")}` : model);
@@ -44,7 +47,8 @@ export function stateLine({ t, n }) {
 
   function draw({ run, trouble }) {
     say(status, sentence(run));
-    const failed = run?.finished?.reason === "error" ? run.finished.message || t("state.error") : "";
+    const failed =
+      run?.finished?.reason === "error" ? run.finished.message || t("state.error") : "";
     const text = (run?.error && (run.error.text || t("state.error"))) || failed || trouble || "";
     say(alert, text);
     alert.hidden = !text;
@@ -61,7 +65,8 @@ export function facts({ t, n }) {
   function draw({ run }) {
     const { started, finished } = run ?? {};
     const list = [];
-    const add = (key, value) => value != null && value !== "" && list.push([t(`facts.${key}`), String(value)]);
+    const add = (key, value) =>
+      value != null && value !== "" && list.push([t(`facts.${key}`), String(value)]);
     if (started) {
       add("model", started.model);
       add("device", started.device);
@@ -71,7 +76,8 @@ export function facts({ t, n }) {
     if (finished) {
       if (finished.reused) add("reused", t("facts.tokens", { count: n.count(finished.reused) }));
       add("prefill", n.ms(finished.prefill_ms));
-      if (finished.tokens_per_s) add("speed", t("facts.per_second", { count: n.speed(finished.tokens_per_s) }));
+      if (finished.tokens_per_s)
+        add("speed", t("facts.per_second", { count: n.speed(finished.tokens_per_s) }));
       add("cache", n.mib(finished.cache_bytes));
     }
     if (started) add("seed", started.seed);
@@ -79,7 +85,9 @@ export function facts({ t, n }) {
     if (text === drawn) return;
     drawn = text;
     element.replaceChildren(
-      ...list.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, h("bdi", {}, value)))),
+      ...list.map(([name, value]) =>
+        h("div", {}, h("dt", {}, name), h("dd", {}, h("bdi", {}, value))),
+      ),
     );
   }
 

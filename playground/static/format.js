@@ -21,11 +21,11 @@ export function numbers(language, t) {
   const percent = make({ style: "percent", minimumFractionDigits: 1, maximumFractionDigits: 1 });
   const percentWhole = make({ style: "percent", maximumFractionDigits: 0 });
 
-  /** A probability: "12.3%" ("%12,3"); below 0.1 % "1 in 4,200"; never rounded to all or nothing. */
+  /** "12.3%" ("%12,3"); below 0.1 % "1 in 4,200"; never rounded to all or nothing. */
   function probability(p) {
     if (p == null || Number.isNaN(p)) return "–";
     if (p <= 0) return percentWhole(0);
-    if (p >= 1) return percentWhole(1);
+    if (p > 1 - 1e-9) return percentWhole(1);
     if (p >= 0.9995) return t("format.above", { value: percent(0.999) });
     if (p >= 0.001) return percent(p);
     if (p < 1e-9) return t("format.one_in_more_than", { count: whole(1e9) });
@@ -48,8 +48,7 @@ export function numbers(language, t) {
     speed: oneDigit,
     tick: upToOne,
     tickUnit: make({ maximumFractionDigits: 2 }),
-    ms: (value) =>
-      t("format.ms", { value: value < 10 ? oneDigit(value) : whole(value) }),
+    ms: (value) => t("format.ms", { value: value < 10 ? oneDigit(value) : whole(value) }),
     mib: (bytes) => t("format.mib", { value: oneDigit(bytes / MIB) }),
   };
 }

@@ -12,7 +12,8 @@ import { table } from "./table.js";
 import { tip as hoverCard } from "./tip.js";
 
 export const COUNTS = [10, 20, 50, 100];
-const DEEPER_MS = 250; // the drawings over all steps follow a running text at this pace
+const DEEPER_MS = 250; // the drawings over all steps follow a running text at this pace,
+const DEEPER_SHARE = 5; // or slower, so that they take at most a fifth of the browser's time
 
 export function layout(root, { t, n, actions }) {
   const tip = hoverCard(root);
@@ -22,6 +23,7 @@ export function layout(root, { t, n, actions }) {
   const moves = scrubber({ ...tools, follow: actions.follow });
   const state = stateLine(tools);
   const bars = distribution({ ...tools, force: actions.force });
+  bars.element.append(h("p.promise", {}, t("hero.promise")));
   const left = kept(tools);
   const list = table({ ...tools, force: actions.force });
   const draw = ruler({ ...tools, redraw: actions.redraw });
@@ -34,42 +36,84 @@ export function layout(root, { t, n, actions }) {
   const title = h("h3");
   const versions = earlier();
   const caption = h("p.caption", {}, t("hero.caption"));
-  const change = h("div.actions", {},
+  const change = h(
+    "div.actions",
+    {},
     h("button.primary", { type: "button", click: actions.writeOn }, t("what_if.write_on")),
-    h("button.quiet", { type: "button", click: actions.back }, t("what_if.back")));
-  const more = h("select", { change: () => actions.more(Number(more.value)) },
-    ...COUNTS.map((count) => h("option", { value: count }, n.count(count))));
+    h("button.quiet", { type: "button", click: actions.back }, t("what_if.back")),
+  );
+  const more = h(
+    "select",
+    { change: () => actions.more(Number(more.value)) },
+    ...COUNTS.map((count) => h("option", { value: count }, n.count(count))),
+  );
   const log = h("input", { type: "checkbox", change: () => actions.log(log.checked) });
-  const colourBy = h("select", { change: () => actions.colourBy(colourBy.value) },
-    ...Object.keys(MEASURES).map((key) => h("option", { value: key }, t(`colour.${key}`))));
-  const over = (key, part) => h("figure", {}, h("h4", {}, t(`${key}.title`)),
-    h("p.caption", {}, t(`${key}.caption`)), part.element);
-  const deeper = h("details.card.deeper", {}, h("summary", {}, t("deeper.title")),
-    h("label.choice", {}, t("colour.label"), colourBy), over("course", path), over("heatmap", heat));
+  const colourBy = h(
+    "select",
+    { change: () => actions.colourBy(colourBy.value) },
+    ...Object.keys(MEASURES).map((key) => h("option", { value: key }, t(`colour.${key}`))),
+  );
+  const over = (key, part) =>
+    h(
+      "figure",
+      {},
+      h("h4", {}, t(`${key}.title`)),
+      h("p.caption", {}, t(`${key}.caption`)),
+      part.element,
+    );
+  const deeper = h(
+    "details.card.deeper",
+    {},
+    h("summary", {}, t("deeper.title")),
+    h("label.choice", {}, t("colour.label"), colourBy),
+    over("course", path),
+    over("heatmap", heat),
+  );
   remembered(deeper, "stage.deeper");
   deeper.addEventListener("toggle", () => actions.changed());
 
   root.append(
-    h("section.card.text", { "aria-label": t("text.title") },
+    h(
+      "section.card.text",
+      { "aria-label": t("text.title") },
       h("header", {}, h("h3", {}, t("text.title")), versions.element, colours.element),
-      text.element, moves.element, state.element),
-    h("section.card.hero", { "aria-label": t("hero.name") },
+      text.element,
+      moves.element,
+      state.element,
+    ),
+    h(
+      "section.card.hero",
+      { "aria-label": t("hero.name") },
       h("header", {}, title, badges[0]),
       h("div.swap", {}, caption, change),
-      h("div.halves", {},
+      h(
+        "div.halves",
+        {},
         h("div.main", {}, key(), bars.element, h("p.hint", {}, t("bars.hint"))),
-        h("div.side", {}, left.element,
+        h(
+          "div.side",
+          {},
+          left.element,
           h("label.choice", {}, t("bars.more"), more),
-          h("label.choice.check", {}, log, t("bars.log")), list.element))),
-    h("section.card.draw", { "aria-label": t("ruler.title") },
+          h("label.choice.check", {}, log, t("bars.log")),
+        ),
+      ),
+      list.element,
+    ),
+    h(
+      "section.card.draw",
+      { "aria-label": t("ruler.title") },
       h("header", {}, h("h3", {}, t("ruler.title")), badges[1]),
-      h("p.caption", {}, t("ruler.caption")), draw.element),
+      h("p.caption", {}, t("ruler.caption")),
+      draw.element,
+    ),
     deeper,
     quiet.element,
   );
 
   function key() {
-    const entry = (name) => h("span.entry", {}, h(`i.${name}`, { "aria-hidden": "true" }), t(`key.${name}`));
+    const entry = (name) =>
+      h("span.entry", {}, h(`i.${name}`, { "aria-hidden": "true" }), t(`key.${name}`));
     return h("div.key", {}, ...["final", "raw", "cut", "written"].map(entry));
   }
 
@@ -89,13 +133,21 @@ export function layout(root, { t, n, actions }) {
       draw(runs) {
         reveal(element, runs.length > 0);
         say(name, t("earlier.open", { count: n.count(runs.length) }));
-        menu.replaceChildren(...runs.map((run) => h("button", {
-          type: "button",
-          click: () => {
-            element.open = false;
-            actions.restore(run);
-          },
-        }, h("bdi", {}, middle(run.text.trim().replace(/\s+/g, " ") || "…", 70)))));
+        menu.replaceChildren(
+          ...runs.map((run) =>
+            h(
+              "button",
+              {
+                type: "button",
+                click: () => {
+                  element.open = false;
+                  actions.restore(run);
+                },
+              },
+              h("bdi", {}, middle(run.text.trim().replace(/\s+/g, " ") || "…", 70)),
+            ),
+          ),
+        );
       },
     };
   }
@@ -104,10 +156,12 @@ export function layout(root, { t, n, actions }) {
   let later = 0;
   let listed = "";
 
+  const pace = () => Math.max(DEEPER_MS, DEEPER_SHARE * (path.drawing.cost + heat.drawing.cost));
+
   function drawDeeper(view) {
     clearTimeout(later);
     if (!deeper.open) return;
-    const wait = view.run?.running ? drawnAt + DEEPER_MS - performance.now() : 0;
+    const wait = view.run?.running ? drawnAt + pace() - performance.now() : 0;
     if (wait > 0) {
       later = setTimeout(actions.changed, wait);
       return;
@@ -149,7 +203,7 @@ export function layout(root, { t, n, actions }) {
 
   function destroy() {
     clearTimeout(later);
-    [bars, path, heat].forEach((part) => part.purge());
+    [bars, path, heat].forEach((part) => part.drawing.purge());
     root.replaceChildren();
   }
 

@@ -1,19 +1,9 @@
-// A plotly drawing that never falls behind: one react in flight, the newest wins, others are dropped.
-
-/** Colours and typefaces of the page, read from the style sheet's own variables. */
-export function palette(root) {
-  const style = getComputedStyle(root);
-  const read = (name) => style.getPropertyValue(`--${name}`).trim();
-  return {
-    ink: read("ink"), soft: read("ink-soft"), line: read("line"), paper: read("paper"),
-    final: read("final"), raw: read("raw"), cut: read("cut"), cutBack: read("cut-back"),
-    tally: read("tally"), select: read("select"), font: read("font"),
-  };
-}
+// A plotly drawing that never falls behind: one react in flight, the newest wins.
 
 export function picture(element) {
   let pending = null;
   let busy = false;
+  let cost = 0;
 
   async function work() {
     busy = true;
@@ -25,18 +15,27 @@ export function picture(element) {
       }
       const make = pending;
       pending = null;
-      const { data, layout } = make();
+      const began = performance.now();
       try {
-        await globalThis.Plotly.react(element, data, layout, { staticPlot: true, displayModeBar: false });
+        const { data, layout } = make();
+        await globalThis.Plotly.react(element, data, layout, {
+          staticPlot: true,
+          displayModeBar: false,
+        });
       } catch (error) {
         console.error(error);
       }
+      cost = performance.now() - began;
     }
     busy = false;
   }
 
   return {
     element,
+    /** Milliseconds that the last drawing took. */
+    get cost() {
+      return cost;
+    },
     /** @param {() => {data: object[], layout: object}} make called when its turn comes */
     draw(make) {
       if (!element.isConnected || !element.clientWidth) return;
@@ -50,7 +49,7 @@ export function picture(element) {
   };
 }
 
-/** What all drawings share: transparent, no titles, no grid clutter, sizes given and never guessed. */
+/** What all drawings share: transparent, no titles, no grid clutter, sizes given, not guessed. */
 export function baseLayout(colours, width, height, margin) {
   return {
     width,
@@ -62,5 +61,15 @@ export function baseLayout(colours, width, height, margin) {
     showlegend: false,
     hovermode: false,
     dragmode: false,
+  };
+}
+
+/** Says whether anything that a drawing depends on has changed since the last call. */
+export function changes() {
+  let last = [];
+  return (...now) => {
+    const changed = now.length !== last.length || now.some((value, i) => value !== last[i]);
+    last = now;
+    return changed;
   };
 }

@@ -10,7 +10,11 @@ export function ruler({ t, n, tip, redraw }) {
   const band = h("div.band");
   const scale = h("div.scale", { "aria-hidden": "true" });
   const track = h("div.track", { role: "img" }, pin, band, scale);
-  const again = h("button.quiet", { type: "button", click: () => redraw() }, t("ruler.again", { times: n.count(100) }));
+  const again = h(
+    "button.quiet",
+    { type: "button", click: () => redraw() },
+    t("ruler.again", { times: n.count(100) }),
+  );
   const result = h("span.result", { role: "status" });
   const element = h("div.ruler", {}, sentence, track, h("div.line", {}, again, result));
   for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
@@ -25,7 +29,10 @@ export function ruler({ t, n, tip, redraw }) {
     const segment = shown[i];
     if (!segment) return tip.hide();
     const edges = `${n.unit(segment.low)} – ${n.unit(segment.high)}`;
-    const lines = [[t("word.final"), n.probability(segment.final)], [t("ruler.from_to"), edges]];
+    const lines = [
+      [t("word.final"), n.probability(segment.final)],
+      [t("ruler.from_to"), edges],
+    ];
     const count = segment.hits;
     if (count != null) lines.push([t("word.drawn"), t("word.times", { count: n.count(count) })]);
     return tip.show(segment.label, lines, band.children[i].getBoundingClientRect());
@@ -35,7 +42,11 @@ export function ruler({ t, n, tip, redraw }) {
   function story(step, whatIf) {
     const name = (id) => labelOf(step, id);
     if (step.forced && !whatIf) {
-      const values = { label: step.label, choice: name(step.choice), u: step.draw == null ? "" : n.unit(step.draw) };
+      const values = {
+        label: step.label,
+        choice: name(step.choice),
+        u: step.draw == null ? "" : n.unit(step.draw),
+      };
       return t(step.draw == null ? "ruler.forced_greedy" : "ruler.forced", values);
     }
     if (step.draw == null) return t("ruler.greedy", { label: name(step.choice) });
@@ -54,22 +65,24 @@ export function ruler({ t, n, tip, redraw }) {
     again.disabled = nothing || drawing;
     shown = nothing ? [] : segmentsOf(step);
     const width = band.clientWidth;
-    band.replaceChildren(...shown.map((segment, i) => {
-      const share = segment.high - segment.low;
-      segment.hits = tally ? (tally.counts.get(segment.id) ?? 0) : null;
-      const node = h("span.segment");
-      node.classList.toggle("picked", segment.picked);
-      node.classList.toggle("odd", i % 2 === 1);
-      node.style.left = `${segment.low * 100}%`;
-      node.style.width = `${share * 100}%`;
-      const room = Math.floor((share * width - 10) / LETTER);
-      const letters = [...segment.label].length;
-      if (room >= Math.min(letters, 3)) node.append(h("bdi", {}, middle(segment.label, room)));
-      if (tally && segment.hits && share * width > 34) {
-        node.append(h("span.hits", {}, `×${n.count(segment.hits)}`));
-      }
-      return node;
-    }));
+    band.replaceChildren(
+      ...shown.map((segment, i) => {
+        const share = segment.high - segment.low;
+        segment.hits = tally ? (tally.counts.get(segment.id) ?? 0) : null;
+        const node = h("span.segment");
+        node.classList.toggle("picked", segment.picked);
+        node.classList.toggle("odd", i % 2 === 1);
+        node.style.left = `${segment.low * 100}%`;
+        node.style.width = `${share * 100}%`;
+        const room = Math.floor((share * width - 10) / LETTER);
+        const letters = [...segment.label].length;
+        if (room >= Math.min(letters, 6)) node.append(h("bdi", {}, middle(segment.label, room)));
+        if (tally && segment.hits && share * width > 34) {
+          node.append(h("span.hits", {}, `×${n.count(segment.hits)}`));
+        }
+        return node;
+      }),
+    );
     reveal(pin, !nothing);
     if (!nothing) {
       pin.style.left = `${step.draw * 100}%`;

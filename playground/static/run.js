@@ -48,7 +48,8 @@ export class Run {
 
   /** Takes over what a branch keeps of its parent. */
   inherit(parent, count) {
-    for (let i = 0; i < Math.min(count, parent.length); i += 1) this.arrived[i] ??= parent.arrived[i];
+    for (let i = 0; i < Math.min(count, parent.length); i += 1)
+      this.arrived[i] ??= parent.arrived[i];
     this.count();
   }
 

@@ -6,12 +6,19 @@ export function scrubber({ t, n, select, follow }) {
   let length = 0;
   const go = (index) => select(Math.max(0, Math.min(length - 1, index)));
   const range = h("input", {
-    type: "range", min: 1, max: 1, value: 1, "aria-label": t("scrubber.label"),
+    type: "range",
+    min: 1,
+    max: 1,
+    value: 1,
+    "aria-label": t("scrubber.label"),
     input: () => go(Number(range.value) - 1),
   });
   const previous = h("button.icon", { type: "button", click: () => go(at - 1) });
   const next = h("button.icon", { type: "button", click: () => go(at + 1) });
-  for (const [button, key, sign] of [[previous, "previous", "‹"], [next, "next", "›"]]) {
+  for (const [button, key, sign] of [
+    [previous, "previous", "‹"],
+    [next, "next", "›"],
+  ]) {
     button.setAttribute("aria-label", t(`scrubber.${key}`));
     button.title = t(`scrubber.${key}`);
     button.textContent = sign;
@@ -28,7 +35,9 @@ export function scrubber({ t, n, select, follow }) {
     range.value = at + 1;
     previous.disabled = empty || at <= 0;
     next.disabled = empty || at >= count - 1;
-    const text = empty ? "" : t("scrubber.place", { index: n.count(at + 1), count: n.count(count) });
+    const text = empty
+      ? ""
+      : t("scrubber.place", { index: n.count(at + 1), count: n.count(count) });
     say(place, text);
     range.setAttribute("aria-valuetext", text);
     reveal(newest, running && !following && !empty);

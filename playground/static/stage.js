@@ -3,17 +3,19 @@
 import { numbers } from "./format.js";
 import { layout } from "./layout.js";
 import { looker } from "./looker.js";
-import { palette } from "./picture.js";
 import { Run, effect } from "./run.js";
+import { linkStyles, palette } from "./styles.js";
+import { tallies } from "./tally.js";
 import { words } from "./words.js";
 
 /**
  * @param {HTMLElement} element is emptied and filled
- * @param {object} options words ({en, tr}), language, transport and on: see the methods below
+ * @param {object} options words ({en, tr}) and language; transport {look, redraw, steps}: asks,
+ *     answered by promises, {error: {text}} where something is wrong; on {force, writeOn, backToRun,
+ *     restore, select, shown}: what the reader did, and what the pictures show now
  * @returns {object} receive, knobs, setLanguage, setTheme, reset, state, destroy
  */
 export function mount(element, { words: dictionaries, language = "en", transport = {}, on = {} }) {
-  linkStyles();
   const root = document.createElement("div");
   root.className = "stage";
   element.replaceChildren(root);
@@ -26,15 +28,15 @@ export function mount(element, { words: dictionaries, language = "en", transport
   let selected = null;
   let following = true;
   let shown = null; // what the pictures of a step show: {handle, step, whatIf}
-  let tally = null; // draws of the shown step: {key, times, counts}
-  let drawing = false;
   let trouble = "";
   let filling = null;
   let colours = null;
   let parts = null;
   let frame = 0;
-
+  let styled = false; // colours can be read once the style sheet is there
+  let told = null; // what on.shown was last told: {step, settings}
   const eye = looker((query) => transport.look(query), changed);
+  const counted = tallies((query) => transport.redraw(query), changed);
 
   const actions = {
     changed,
@@ -74,12 +76,19 @@ export function mount(element, { words: dictionaries, language = "en", transport
   /** Makes a run the one on the stage. */
   function show(next) {
     run = next;
-    tally = null;
     choose(next.length ? next.length - 1 : null, true);
   }
 
   function receive(message) {
-    if (retired.has(message.run)) return;
+    if (message.run == null) {
+      // Nothing was started: only a reason can be told.
+      if (message.error) trouble = message.error.text ?? parts.t("state.error");
+      changed();
+      return;
+    }
+    // A second `started` is a deliberate replay; anything else of an earlier text comes too late.
+    if (retired.has(message.run) && !message.started) return;
+    retired.delete(message.run);
     let target = family.get(message.run);
     if (!target) {
       target = new Run(message.run);
@@ -106,8 +115,8 @@ export function mount(element, { words: dictionaries, language = "en", transport
     filling = target;
     try {
       const answer = await transport.steps({ handle: target.handle, from });
-      if (answer?.error) trouble = answer.error.text;
-      target.add(answer?.steps ?? []);
+      if (answer?.error) trouble = answer.error.text ?? parts.t("state.look");
+      else target.merge(answer ?? {});
     } catch (error) {
       console.error(error);
     }
@@ -117,7 +126,8 @@ export function mount(element, { words: dictionaries, language = "en", transport
     changed();
   }
 
-  const differs = () => Boolean(run && knobs && run.settings && effect(knobs) !== effect(run.settings));
+  const differs = () =>
+    Boolean(run && knobs && run.settings && effect(knobs) !== effect(run.settings));
 
   /** What the pictures should show: the run's own step, or the same step under other settings. */
   function look() {
@@ -130,7 +140,12 @@ export function mount(element, { words: dictionaries, language = "en", transport
     if ((!whatIf && enough) || !transport.look) return plain;
     const settings = whatIf ? knobs : run.settings;
     const key = JSON.stringify([run.handle, selected, own.id, effect(settings), chosen.count]);
-    const query = { handle: run.handle, index: selected, settings, candidates: Math.max(20, chosen.count) };
+    const query = {
+      handle: run.handle,
+      index: selected,
+      settings,
+      candidates: Math.max(20, chosen.count),
+    };
     const answer = eye.get(key, query);
     if (answer?.step) {
       const { index, id, label, text, special, forced, ms } = own;
@@ -147,38 +162,22 @@ export function mount(element, { words: dictionaries, language = "en", transport
     return last ? shown : plain;
   }
 
-  const tallyKey = () =>
-    shown && JSON.stringify([shown.handle, shown.step.index, shown.step.id, effect(shown.whatIf ? knobs : run.settings)]);
+  const settingsOf = (picture) => (picture.whatIf ? knobs : run.settings);
+
+  const pictureKey = () =>
+    shown && run
+      ? JSON.stringify([shown.handle, shown.step.index, shown.step.id, effect(settingsOf(shown))])
+      : null;
 
   async function redraw() {
-    const key = tallyKey();
-    if (!key || drawing || !transport.redraw) return;
-    drawing = true;
-    changed();
-    const settings = shown.whatIf ? knobs : run.settings;
-    try {
-      const answer = await transport.redraw({ handle: run.handle, index: shown.step.index, settings, times: 100 });
-      if (answer?.error) trouble = answer.error.text;
-      else if (tallyKey() === key) add(key, answer.counts);
-    } catch (error) {
-      console.error(error);
-      trouble = parts.t("state.look");
-    }
-    drawing = false;
-    changed();
-  }
-
-  function add(key, pairs) {
-    const counts = new Map(tally?.key === key ? tally.counts : []);
-    let times = tally?.key === key ? tally.times : 0;
-    for (const [id, count] of pairs) {
-      counts.set(id, (counts.get(id) ?? 0) + count);
-      times += count;
-    }
-    tally = { key, times, counts };
+    if (!shown || !transport.redraw) return;
+    const query = { handle: run.handle, index: shown.step.index, settings: settingsOf(shown) };
+    const error = await counted.draw(pictureKey(), { ...query, times: 100 }, pictureKey);
+    if (error) trouble = error.text ?? parts.t("state.look");
   }
 
   function changed() {
+    if (!styled) return;
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       draw();
@@ -187,17 +186,37 @@ export function mount(element, { words: dictionaries, language = "en", transport
 
   function draw() {
     if (following && run) selected = run.length ? run.length - 1 : null;
-    if (run && selected != null && selected >= run.length) selected = run.length ? run.length - 1 : null;
+    if (run && selected != null && selected >= run.length)
+      selected = run.length ? run.length - 1 : null;
     shown = look();
-    if (tally && tally.key !== tallyKey()) tally = null;
     colours ??= palette(root);
     parts.draw({
-      run, shown, selected, following, tally, drawing, trouble, colours,
+      run,
+      shown,
+      selected,
+      following,
+      tally: counted.of(pictureKey()),
+      drawing: counted.busy,
+      trouble,
+      colours,
       whatIf: Boolean(shown?.whatIf),
-      count: chosen.count, log: chosen.log, colourBy: chosen.colourBy, theme: theme(),
+      count: chosen.count,
+      log: chosen.log,
+      colourBy: chosen.colourBy,
+      theme: theme(),
       vocabulary: run?.started?.vocab_size ?? shown?.step.candidates.length ?? 0,
       earlier: [...family.values()].filter((one) => one !== run).reverse(),
     });
+    tell();
+  }
+
+  /** Tells the page what the pictures show, when that has changed. */
+  function tell() {
+    const settings = shown ? settingsOf(shown) : null;
+    const step = shown?.step ?? null;
+    if (told && told.step === step && told.settings === settings) return;
+    told = { step, settings };
+    on.shown?.(shown && { step, settings, what_if: shown.whatIf });
   }
 
   const theme = () => chosen.theme ?? (document.body.classList.contains("dark") ? "dark" : "light");
@@ -215,6 +234,7 @@ export function mount(element, { words: dictionaries, language = "en", transport
     root.lang = name;
     parts?.destroy();
     const t = words(dictionaries, name);
+    told = null;
     parts = { ...layout(root, { t, n: numbers(name, t), actions }), t };
     changed();
   }
@@ -222,7 +242,7 @@ export function mount(element, { words: dictionaries, language = "en", transport
   function reset() {
     for (const handle of family.keys()) retired.add(handle);
     family = new Map();
-    [run, selected, following, shown, tally, trouble] = [null, null, true, null, null, ""];
+    [run, selected, following, shown, trouble] = [null, null, true, null, ""];
     eye.clear();
     changed();
   }
@@ -231,6 +251,10 @@ export function mount(element, { words: dictionaries, language = "en", transport
   resized.observe(root);
   setTheme(null);
   setLanguage(language);
+  linkStyles(() => {
+    styled = true;
+    setTheme(chosen.theme);
+  });
 
   return {
     receive,
@@ -245,9 +269,17 @@ export function mount(element, { words: dictionaries, language = "en", transport
     reset,
     /** For tests and links: what is on the stage, as plain data. */
     state: () => ({
-      ...chosen, theme: theme(), handle: run?.handle ?? null, selected, following,
-      steps: run?.length ?? 0, text: run?.text ?? "", running: Boolean(run?.running),
-      what_if: Boolean(shown?.whatIf), shown: shown?.step.index ?? null, drawn: tally?.times ?? 0,
+      ...chosen,
+      theme: theme(),
+      handle: run?.handle ?? null,
+      selected,
+      following,
+      steps: run?.length ?? 0,
+      text: run?.text ?? "",
+      running: Boolean(run?.running),
+      what_if: Boolean(shown?.whatIf),
+      shown: shown?.step.index ?? null,
+      drawn: counted.of(pictureKey())?.times ?? 0,
       earlier: [...family.keys()].filter((handle) => handle !== run?.handle),
     }),
     destroy() {
@@ -257,15 +289,4 @@ export function mount(element, { words: dictionaries, language = "en", transport
       root.remove();
     },
   };
-}
-
-/** The style sheet lies beside this module; a page that has linked it already is left alone. */
-function linkStyles() {
-  const href = new URL("./stage.css", import.meta.url).href;
-  if ([...document.styleSheets].some((sheet) => sheet.href === href)) return;
-  if (document.querySelector("link[data-stage]")) return;
-  const link = document.createElement("link");
-  Object.assign(link, { rel: "stylesheet", href });
-  link.dataset.stage = "";
-  document.head.append(link);
 }

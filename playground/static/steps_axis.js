@@ -1,5 +1,7 @@
 // What the drawings over all steps share: the step under the pointer, hover card, click selects.
 
+import { h } from "./dom.js";
+
 export const MARGIN = { l: 46, r: 12 };
 
 /**
@@ -19,7 +21,12 @@ export function pointing(plot, { tip, select, span, explain }) {
   });
   plot.addEventListener("pointermove", (event) => {
     const found = explain(indexAt(event), event);
-    const at = { left: event.clientX, right: event.clientX, top: event.clientY - 6, bottom: event.clientY + 14 };
+    const at = {
+      left: event.clientX,
+      right: event.clientX,
+      top: event.clientY - 6,
+      bottom: event.clientY + 14,
+    };
     if (found) tip.show(found.title, found.lines, at);
     else tip.hide();
   });
@@ -32,16 +39,31 @@ export function stepsAxis(span, colours, n) {
   const ticks = [1];
   for (let tick = rough; tick <= span; tick += rough) if (tick > 1) ticks.push(tick);
   return {
-    range: [0.5, span + 0.5], fixedrange: true, showgrid: false, zeroline: false, tickangle: 0,
-    tickvals: ticks, ticktext: ticks.map(n.count), color: colours.soft,
+    range: [0.5, span + 0.5],
+    fixedrange: true,
+    showgrid: false,
+    zeroline: false,
+    tickangle: 0,
+    ticks: "",
+    tickvals: ticks,
+    ticktext: ticks.map(n.count),
+    color: colours.soft,
   };
 }
 
-export function selectionLine(selected, colours) {
-  if (selected == null) return [];
-  const x = selected + 1;
-  return [{
-    type: "rect", xref: "x", yref: "paper", x0: x - 0.5, x1: x + 0.5, y0: 0, y1: 1, layer: "below",
-    fillcolor: colours.select, line: { width: 0 },
-  }];
+/** The selected step: a band over the drawing, so that selecting redraws nothing. */
+export function selection() {
+  const element = h("div.selection", { "aria-hidden": "true", hidden: true });
+  element.style.insetInline = `${MARGIN.l}px ${MARGIN.r}px`;
+  const band = h("div");
+  element.append(band);
+  return {
+    element,
+    place(selected, span) {
+      element.hidden = selected == null;
+      if (selected == null) return;
+      band.style.left = `${(selected / span) * 100}%`;
+      band.style.width = `max(3px, ${100 / span}%)`;
+    },
+  };
 }

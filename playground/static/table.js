@@ -8,7 +8,11 @@ export function table({ t, n, force }) {
   const heads = ["token", "raw", "final", "cut_by", "force"].map((key) =>
     h("th", { scope: "col" }, t(`table.${key}`)),
   );
-  const grid = h("div.scroll-x", {}, h("table", {}, caption, h("thead", {}, h("tr", {}, ...heads)), body));
+  const grid = h(
+    "div.scroll-x",
+    {},
+    h("table", {}, caption, h("thead", {}, h("tr", {}, ...heads)), body),
+  );
   const element = h("details.as-table", {}, h("summary", {}, t("table.open")), grid);
   let model = null;
   let drawn = null;
@@ -17,17 +21,24 @@ export function table({ t, n, force }) {
   function row(item, index) {
     const act = item.written
       ? t("bars.written")
-      : h("button.link", {
-        type: "button",
-        "aria-label": t("table.force_label", { label: item.label }),
-        click: () => force(index, item.id),
-      }, t("table.force_this"));
-    return h("tr", {},
+      : h(
+          "button.link",
+          {
+            type: "button",
+            "aria-label": t("table.force_label", { label: item.label }),
+            click: () => force(index, item.id),
+          },
+          t("table.force_this"),
+        );
+    return h(
+      "tr",
+      {},
       h("th.token", { scope: "row" }, h("bdi", {}, item.label)),
       h("td", {}, n.probability(item.raw)),
       h("td", {}, n.probability(item.final)),
       h("td", {}, item.cut ? t(`cut.${item.cut}`) : "–"),
-      h("td", {}, act));
+      h("td", {}, act),
+    );
   }
 
   function draw(next) {
@@ -40,9 +51,15 @@ export function table({ t, n, force }) {
     caption.textContent = t("hero.title", { index: n.count(step.index + 1) });
     body.replaceChildren(
       ...rows.map((item) => row(item, step.index)),
-      h("tr", {},
+      h(
+        "tr",
+        {},
         h("th", { scope: "row" }, t("bars.rest", { count: n.count(rest.count) })),
-        h("td", {}, n.probability(rest.raw)), h("td", {}, n.probability(rest.final)), h("td"), h("td")),
+        h("td", {}, n.probability(rest.raw)),
+        h("td", {}, n.probability(rest.final)),
+        h("td"),
+        h("td"),
+      ),
     );
   }
 

@@ -17,7 +17,9 @@ export function tip(root) {
   function show(title, lines, anchor) {
     element.replaceChildren(
       h("div.tip-title", {}, h("bdi", {}, title)),
-      ...lines.map(([name, value]) => h("div.tip-line", {}, h("span", {}, name), h("b", {}, value))),
+      ...lines.map(([name, value]) =>
+        h("div.tip-line", {}, h("span", {}, name), h("b", {}, value)),
+      ),
     );
     element.hidden = false;
     const frame = root.getBoundingClientRect();

@@ -1,4 +1,4 @@
-// Words by language. The dictionaries are locales/*.json; this page's own words stand under "stage".
+// Words by language, from locales/*.json; the stage's own stand there under "stage".
 
 /**
  * @param {Object<string, object>} dictionaries by language, each nested objects of strings
