@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from .errors import FieldError, Gone
 from .events import Started, Step
 from .loop import Loop, Turn
 from .prompt import end_ids, prompt_ids, start_id
-from .request import Request
+from .request import MOST_NEW_TOKENS, Request
 from .run import Result, Run
 from .scheduler import Scheduler
 from .strategies import Greedy, Strategy
@@ -107,6 +108,8 @@ class Engine:
             self.room,
             threaded,
         )
+        # Also at the interpreter's end: a thread inside a forward pass then would abort it.
+        self._close = weakref.finalize(self, self.loop.close)
 
     @classmethod
     def load(
@@ -147,9 +150,18 @@ class Engine:
             FieldError: a value that this model can't take, before anything runs.
             Busy: the queue is full.
         """
+        ids = self.tokenize(request)
+        return self._start(Run(self, self._fixed(request, len(ids)), ids))
+
+    def tokenize(self, request: Request) -> tuple[int, ...]:
+        """The exact tokens that the model gets for this request.
+
+        Raises:
+            FieldError: a value that this model can't take.
+        """
         ids = prompt_ids(self.tokenizer, request, self._start_id)
         self._check(request, ids)
-        return self._start(Run(self, self._fixed(request, len(ids)), ids))
+        return ids
 
     def branch(
         self,
@@ -157,7 +169,7 @@ class Engine:
         at: int,
         token_id: int | None = None,
         strategy: Strategy | None = None,
-        max_new_tokens: int | None = None,
+        more: int | None = None,
     ) -> Run:
         """A run that takes over the first `at` steps of another; see `Run.branch`."""
         if token_id is not None:
@@ -167,11 +179,12 @@ class Engine:
             strategy = own
         elif strategy.draws and own.seed is not None:
             strategy = strategy.with_seed(own.seed)
-        limit = run.request.max_new_tokens if max_new_tokens is None else max_new_tokens
+        limit = run.request.max_new_tokens
+        if more is not None:
+            limit = at + ranges.whole("max_new_tokens", more, 1, MOST_NEW_TOKENS - at)
+        elif limit <= at:
+            limit += at
         request = replace(run.request, strategy=strategy, max_new_tokens=limit)
-        if request.max_new_tokens <= at:
-            allowed = f"more than the {at} steps taken over"
-            raise FieldError("max_new_tokens", limit, allowed, "taken_over", at=at)
         self._check(request, run.prompt_ids, at)
         new = Run(self, self._fixed(request, len(run.prompt_ids)), run.prompt_ids)
         new.steps, new.moments = run.steps[:at], run.moments[:at]
@@ -260,7 +273,7 @@ class Engine:
 
     def close(self) -> None:
         """End all runs and the loop."""
-        self.loop.close()
+        self._close()
 
     # what runs ask for
 

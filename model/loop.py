@@ -140,12 +140,15 @@ class Loop:
         self._awake.set()
 
     def close(self) -> None:
+        """End all runs and the thread."""
         with self._turning:
             self.closed = True
             for entry in self.scheduler.all():
                 self._finish(entry, "cancelled")
             self._refuse_jobs()
         self._awake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
 
     def _turn_on(self) -> None:
         while not self.closed:
@@ -214,7 +217,7 @@ class Loop:
         decision = decoding.decide(outputs)
         reason = None
         for choice in decision.choices if decision else ():
-            moment = Moment()
+            moment = Moment(run.request.strategy)
             self.trace.keep(moment, choice.distribution.logits)
             run.moments.append(moment)  # before the step: whoever sees that can ask for this
             decoding.clock.work(time.perf_counter() - start)

@@ -162,9 +162,9 @@ class Run:
         draws = (uniform(seed, position, trial) for trial in range(times))
         return Counter(choice.distribution.at(u)[0] for u in draws)
 
-    def fork(self, index: int, token_id: int, max_new_tokens: int | None = None) -> Run:
+    def fork(self, index: int, token_id: int, more: int | None = None) -> Run:
         """A new run: the text up to step `index`, then this token, then on."""
-        return self.branch(index, token_id=token_id, max_new_tokens=max_new_tokens)
+        return self.branch(index, token_id=token_id, more=more)
 
     def branch(
         self,
@@ -172,7 +172,7 @@ class Run:
         *,
         token_id: int | None = None,
         strategy: Strategy | None = None,
-        max_new_tokens: int | None = None,
+        more: int | None = None,
     ) -> Run:
         """A new run that takes over the steps before `at` and decodes on from there.
 
@@ -180,13 +180,19 @@ class Run:
             at: 0 to the number of steps; None takes over all of them, which continues the run.
             token_id: forced at that place; None lets the strategy choose.
             strategy: other settings from there on.
-            max_new_tokens: limit of all steps, inherited ones included; None keeps the request's.
+            more: how many tokens it may add to those taken over; None goes on to the request's
+                limit, or as many as that again where it is already reached.
+
+        Raises:
+            Gone: there is no such place.
+            FieldError: a value outside its range.
+            Busy: the queue is full.
         """
         at = len(self.steps) if at is None else at
         most = len(self.steps)
         if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= most:
             raise Gone("step", at)
-        return self.engine.branch(self, at, token_id, strategy, max_new_tokens)
+        return self.engine.branch(self, at, token_id, strategy, more)
 
     def step(self, index: int) -> Step:
         if isinstance(index, bool) or not isinstance(index, int):
@@ -197,10 +203,12 @@ class Run:
 
     def _choice(self, index: int, strategy: Strategy | None) -> Choice:
         self.step(index)
-        own = self.request.strategy
+        own = self.moments[index].strategy
         strategy = own if strategy is None else strategy
         if strategy.draws and strategy.seed is None:
-            strategy = strategy.with_seed(own.seed if own.seed is not None else new_seed())
+            # Greedy steps had no seed; their run's own, if any, else one that stays the same.
+            seeds = (own.seed, self.request.strategy.seed, 0)
+            strategy = strategy.with_seed(next(s for s in seeds if s is not None))
         context = self.context(index)
         return strategy.choose(self.engine.logits(self.moments[index], context), context)
 

@@ -7,13 +7,21 @@ from collections import OrderedDict
 
 import torch
 
+from .strategies import Strategy
+
 
 class Moment:
-    """One recorded step. `logits`: *Shape:* (vocab,), fp32, on the CPU; None once given up."""
+    """One recorded step.
 
-    __slots__ = ("logits",)
+    Attributes:
+        strategy: what chose its token.
+        logits: *Shape:* (vocab,), fp32, on the CPU; None once given up.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("logits", "strategy")
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
         self.logits: torch.Tensor | None = None
 
 

@@ -11,7 +11,7 @@ import { words } from "./words.js";
 /**
  * @param {HTMLElement} element is emptied and filled
  * @param {object} options words ({en, tr}) and language; transport {look, redraw, steps}: asks,
- *     answered by promises, {error: {text}} where something is wrong; on {force, writeOn, backToRun,
+ * @param {object} options words ({en, tr}), language; transport {look, redraw, steps}: questions
  *     restore, select, shown}: what the reader did, and what the pictures show now
  * @returns {object} receive, knobs, setLanguage, setTheme, reset, state, destroy
  */

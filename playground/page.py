@@ -1,0 +1,137 @@
+"""The page as a whole: heading, tabs, languages."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from model import Engine
+
+from . import api, assets, theme, words
+from .decode_tab import DecodeTab, Labelled
+
+_STATIC = Path(__file__).parent / "static"
+THREADS = 200  # every page that watches a run holds one while it waits for news
+
+
+def page(engine: Engine, language: str | None = None) -> tuple[gr.Blocks, dict[str, Any]]:
+    """The page and what `launch` needs for it.
+
+    Args:
+        engine: what decodes.
+        language: "en" or "tr" for everyone; None follows each reader's browser.
+    """
+    i18n = gr.I18n(**{lang: words.flat(lang) for lang in words.LANGUAGES})
+    labelled = Labelled()
+    with gr.Blocks(
+        title=words.say(language or words.FALLBACK, "page.title"),
+        analytics_enabled=False,
+        fill_width=True,
+    ) as blocks:
+        chosen = _heading(engine, labelled, language)
+        with (
+            gr.Tabs(elem_id="tabs"),
+            labelled.add(gr.Tab(i18n("page.decode"), id="decode"), label="page.decode"),
+        ):
+            tab = DecodeTab(engine, i18n, labelled, chosen)
+        api.endpoints(engine)
+        _speak(blocks, labelled, chosen, language)
+        blocks.unload(_leaver(tab))
+    launch = {
+        "theme": theme.theme(),
+        "css_paths": [_STATIC / "page.css"],
+        "head": _head(language),
+        "i18n": i18n,
+        "app_kwargs": {"routes": assets.routes()},
+        "footer_links": ["api"],
+        "max_threads": THREADS,
+        "ssr_mode": False,
+        "show_error": False,
+    }
+    blocks.queue(default_concurrency_limit=None)
+    return blocks, launch
+
+
+def _heading(engine: Engine, labelled: Labelled, language: str | None) -> gr.Radio:
+    with gr.Row(elem_id="heading"):
+        labelled.call(
+            gr.HTML(_title(words.FALLBACK), elem_id="title", apply_default_css=False),
+            lambda lang: {"value": _title(lang)},
+        )
+        labelled.call(
+            gr.HTML(_model(engine, words.FALLBACK), elem_id="model", apply_default_css=False),
+            lambda lang: {"value": _model(engine, lang)},
+        )
+        chosen = gr.Radio(
+            [(name, code) for code, name in words.LANGUAGES.items()],
+            value=language or words.FALLBACK,
+            show_label=False,
+            container=False,
+            elem_id="language",
+            label="Language / Dil",
+            min_width=120,
+        )
+        night = labelled.add(
+            gr.Button(words.say(words.FALLBACK, "page.theme"), size="sm", elem_id="theme"),
+            value="page.theme",
+        )
+        night.click(None, None, None, js="() => { window.playground?.theme(); }")
+    return chosen
+
+
+def _title(lang: str) -> str:
+    heading, title = words.say(lang, "page.question"), words.say(lang, "page.title")
+    return f"<h1>{html.escape(heading)}</h1><p>{html.escape(title)}</p>"
+
+
+def _model(engine: Engine, lang: str) -> str:
+    """Model, languages it knows, device, precision, in one quiet line."""
+    info = engine.info
+    parts = [info.title if info else engine.name]
+    if info and info.languages:
+        spoken = [words.flat(lang).get(f"languages.{code}", code) for code in info.languages]
+        parts.append(", ".join(spoken))
+    status = engine.status()
+    parts += [status.device, status.precision]
+    return " · ".join(f"<span>{html.escape(part)}</span>" for part in parts)
+
+
+def _speak(blocks: gr.Blocks, labelled: Labelled, chosen: gr.Radio, language: str | None) -> None:
+    """Relabel the page when the reader chooses a language, and when it opens."""
+    options = {
+        "queue": False,
+        "show_progress": "hidden",
+        "api_visibility": "private",
+    }
+    forced = "null" if language is None else f'"{language}"'
+    blocks.load(
+        lambda lang: [words.language(lang), *labelled.in_language(lang)],
+        chosen,
+        [chosen, *labelled.components],
+        js=f"() => window.playgroundLanguage({forced})",
+        **options,
+    )
+    chosen.input(
+        labelled.in_language,
+        chosen,
+        labelled.components,
+        js="(lang) => { window.playgroundLanguageChosen(lang); return lang; }",
+        **options,
+    )
+
+
+def _head(language: str | None) -> str:
+    """What must run before anything is drawn: the language, the theme, the files to come."""
+    script = (_STATIC / "before.js").read_text(encoding="utf-8")
+    return f"<meta name='referrer' content='same-origin'><script>{script}</script>"
+
+
+def _leaver(tab: DecodeTab) -> Callable[[gr.Request], None]:
+    def left(request: gr.Request) -> None:
+        tab.audience.leave(request.session_hash or "")
+
+    return left

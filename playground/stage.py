@@ -1,0 +1,96 @@
+"""The stage: the live part of the Decode tab, drawn in the browser from what the engine reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from model import Engine, FieldError
+
+from . import messages, settings, words
+from .assets import PREFIX
+
+MOST_CANDIDATES = 1000
+LOADER = f"""
+const root = (window.gradio_config?.root ?? "").replace(/\\/$/, "");
+// Events of this component: 'branch' (decode on from a step), 'settings' (set the knobs).
+import(root + "{PREFIX}/decode.js").then((decode) =>
+  decode.connect({{ element, props, watch, trigger, server, files: root + "{PREFIX}/" }}));
+"""
+
+
+def stage(engine: Engine) -> gr.HTML:
+    """The component. Its value is the newest message; the scripts ask for the rest themselves."""
+    return gr.HTML(
+        value="",
+        html_template='<div class="stage-place"></div>',
+        js_on_load=LOADER,
+        server_functions=_answers(engine),
+        elem_id="stage",
+        apply_default_css=False,
+    )
+
+
+def _answers(engine: Engine) -> list[Callable[[Any], dict[str, Any]]]:
+    """What the scripts may ask, each answered with plain data or {"error": {"text": …}}."""
+
+    def answered(name: str, answer: Callable[[dict[str, Any]], dict[str, Any]]):
+        def ask(payload: Any) -> dict[str, Any]:
+            asked = payload if isinstance(payload, dict) else {}
+            try:
+                return answer(asked)
+            except Exception as error:  # a sentence reaches the reader, never a traceback
+                return {"error": {"text": words.complaint(asked.get("language"), error)}}
+
+        ask.__name__ = name
+        return ask
+
+    def look(asked: dict[str, Any]) -> dict[str, Any]:
+        """A step under other settings, without a model run."""
+        count = asked.get("candidates", 20)
+        if isinstance(count, int) and count > MOST_CANDIDATES:
+            allowed = f"a whole number from 1 to {MOST_CANDIDATES}"
+            raise FieldError("num_candidates", count, allowed, "whole", low=1, high=MOST_CANDIDATES)
+        step = _run(engine, asked).reweigh(asked.get("index"), _strategy(asked), count)
+        return {"step": messages.step(engine, step)}
+
+    def redraw(asked: dict[str, Any]) -> dict[str, Any]:
+        """A step drawn again with fresh numbers, tallied."""
+        times = asked.get("times", 100)
+        counts = _run(engine, asked).redraw(asked.get("index"), times, _strategy(asked))
+        return {"counts": counts.most_common()}
+
+    def steps(asked: dict[str, Any]) -> dict[str, Any]:
+        """What a page missed of a run."""
+        run = _run(engine, asked)
+        start = asked.get("from", 0)
+        start = start if isinstance(start, int) and start >= 0 else 0
+        return messages.whole_run(engine, run, start)
+
+    def stop(asked: dict[str, Any]) -> dict[str, Any]:
+        _run(engine, asked).cancel()
+        return {}
+
+    def pause(asked: dict[str, Any]) -> dict[str, Any]:
+        run = _run(engine, asked)
+        (run.pause if asked.get("paused") else run.resume)()
+        return {}
+
+    def pace(asked: dict[str, Any]) -> dict[str, Any]:
+        _run(engine, asked).pace(asked.get("tokens_per_s"))
+        return {}
+
+    asks = (look, redraw, steps, stop, pause, pace)
+    return [answered(ask.__name__, ask) for ask in asks]
+
+
+def _run(engine: Engine, asked: dict[str, Any]):
+    return engine.run(asked.get("handle"))
+
+
+def _strategy(asked: dict[str, Any]):
+    """The settings asked for; None are the step's own."""
+    given = asked.get("settings")
+    return settings.strategy(given) if isinstance(given, dict) else None
