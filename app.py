@@ -84,7 +84,7 @@ def _engine(chosen: argparse.Namespace):
 
     return Engine.load(
         chosen.model,
-        progress=console_progress,
+        progress=console_progress(),
         device=chosen.device,
         precision=chosen.precision,
     )
@@ -94,7 +94,7 @@ def _prefetch(name: str) -> int:
     from model import loading
     from model.weights import console_progress
 
-    loading.prefetch(name, progress=console_progress)
+    loading.prefetch(name, progress=console_progress())
     print(f"{name} is ready and needs no network from now on.")
     return 0
 

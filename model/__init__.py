@@ -2,7 +2,7 @@
 
 from .engine import Engine, Status
 from .errors import Busy, FieldError, Gone, ModelUnavailable
-from .events import Candidate, Event, Finished, Started, Step, Waiting
+from .events import Candidate, Effect, Event, Finished, Started, Step, Waiting
 from .request import Request
 from .run import Result, Run
 from .strategies import Greedy, Sampling
@@ -10,6 +10,7 @@ from .strategies import Greedy, Sampling
 __all__ = [
     "Busy",
     "Candidate",
+    "Effect",
     "Engine",
     "Event",
     "FieldError",

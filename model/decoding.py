@@ -7,7 +7,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from .backbone import Feed, Output
-from .events import Candidate, Step
+from .events import Candidate, Effect, Step
 from .kv_cache import Slot
 from .request import Request
 from .strategies import Choice, Continuation, Decision, RowLogits
@@ -210,6 +210,7 @@ def step_of(
         final_entropy=offered.final_entropy,
         kept=offered.kept,
         kept_prob=offered.kept_prob,
+        effects=tuple(Effect(*effect) for effect in offered.effects()),
         draw=choice.draw,
         span=choice.span,
         choice=choice.token_id,

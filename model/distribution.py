@@ -23,6 +23,11 @@ class Softmax:
         self.scores = scores
         self.top = float(scores.max())
 
+    @property
+    def top_prob(self) -> float:
+        """Probability of the likeliest token."""
+        return 1.0 / self.total
+
     @cached_property
     def finite(self) -> int:
         """How many tokens have not been removed."""
@@ -143,6 +148,28 @@ class Distribution:
             return 1.0
         left = np.flatnonzero(self._final.scores > -math.inf)
         return min(float(self._raw.probs(left).sum()), 1.0)
+
+    def effects(self) -> list[tuple[str, int, float, int, float, float]]:
+        """What each processor did, in their order.
+
+        Returns:
+            (name, tokens removed, raw probability these held, tokens changed but not removed,
+            probability of the likeliest token before, and after) of each.
+        """
+        done = []
+        before, left = self._raw, 1.0
+        for place, (name, scores) in enumerate(self._stages):
+            last = place == len(self._stages) - 1
+            after = self._final if last else Softmax(scores)
+            cut, still = before.finite - after.finite, left
+            if cut:
+                ids = np.flatnonzero(scores > -math.inf)
+                still = min(float(self._raw.probs(ids).sum()), left)
+            changed = int(np.count_nonzero(scores != before.scores)) - cut
+            tops = (before.top_prob, after.top_prob)
+            done.append((name, cut, left - still, changed, *tops))
+            before, left = after, still
+        return done
 
     def raw_prob(self, token_id: int) -> float:
         return float(self._raw.probs(np.array([self._known(token_id)]))[0])

@@ -125,12 +125,13 @@ class Engine:
         Raises:
             ModelUnavailable: with one sentence that says why.
         """
-        from . import catalogue, loading
+        from . import loading
+        from .catalogue import catalogue
 
         # A wrong device is said at once, not after the weights have been read.
         on = devices.device(limits.get("device", "auto"))
         devices.precision(limits.get("precision", "auto"), on)
-        loaded = loading.load(name or catalogue.DEFAULT, progress=progress)
+        loaded = loading.load(name or catalogue().default_id, progress=progress)
         engine = cls(loaded.model, loaded.tokenizer, name=loaded.info.id, **limits)
         engine.info = loaded.info
         return engine

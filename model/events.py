@@ -31,6 +31,26 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Effect:
+    """What one processor did at a step, in the order in which they act.
+
+    Attributes:
+        processor: its name, spelled as in `Candidate.cut_by`.
+        cut: tokens that it removed.
+        cut_prob: raw probability that these held together.
+        changed: tokens whose score it changed without removing them.
+        top_before, top_after: probability of the likeliest token before and after it.
+    """
+
+    processor: str
+    cut: int
+    cut_prob: float
+    changed: int
+    top_before: float
+    top_after: float
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One decision: the distribution at one position and the token that was taken.
 
@@ -45,6 +65,7 @@ class Step:
         final_entropy: of the final distribution, nats.
         kept: how many tokens the processors leave.
         kept_prob: raw probability that the kept tokens hold together.
+        effects: what each processor that is not neutral did.
         draw: the uniform number in [0, 1), None where nothing was drawn.
         span: where `choice` lies on the ruler of cumulative final probability, likeliest token
             first: (low, high) with low <= draw < high; None where nothing was drawn.
@@ -66,6 +87,7 @@ class Step:
     final_entropy: float
     kept: int
     kept_prob: float
+    effects: tuple[Effect, ...]
     draw: float | None
     span: tuple[float, float] | None
     choice: int

@@ -27,6 +27,10 @@ def step(engine: Engine, step: Step) -> dict[str, Any]:
         "final_entropy": step.final_entropy,
         "kept": step.kept,
         "kept_prob": step.kept_prob,
+        "effects": [
+            [e.processor, e.cut, e.cut_prob, e.changed, e.top_before, e.top_after]
+            for e in step.effects
+        ],
         "draw": step.draw,
         "span": step.span,
         "choice": step.choice,

@@ -389,3 +389,30 @@ def test_logits_on_a_gpu_give_the_same_answers():
     result = processors(row.cuda()[None], [[1, 2, 3]])
     assert result.is_cuda
     assert torch.equal(result[0].cpu(), here.final_scores)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_effects_add_up_to_what_is_left(data):
+    """Removed tokens and their raw probability, processor by processor, leave `kept`."""
+    size = data.draw(st.integers(3, 60))
+    numbers = st.floats(-8, 8, width=32)
+    logits = torch.tensor(data.draw(st.lists(numbers, min_size=size, max_size=size)))
+    processors = Processors.of(
+        sampling=True,
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.3])),
+        temperature=data.draw(st.sampled_from([0.5, 1.0, 1.7])),
+        top_k=data.draw(st.integers(0, size)),
+        top_p=data.draw(st.sampled_from([0.3, 0.9, 1.0])),
+        min_p=data.draw(st.sampled_from([0.0, 0.2])),
+    )
+    offered = Distribution(logits, processors, [0, 1])
+    effects = offered.effects()
+    assert [effect[0] for effect in effects] == [step.name for step in processors.steps]
+    assert size - sum(effect[1] for effect in effects) == offered.kept
+    assert 1 - sum(effect[2] for effect in effects) == pytest.approx(offered.kept_prob, abs=1e-9)
+    for before, after in zip(effects, effects[1:], strict=False):
+        assert before[5] == after[4]
+    if effects:
+        assert effects[0][4] == pytest.approx(float(logits.softmax(-1).max()), abs=1e-6)
+        assert effects[-1][5] == pytest.approx(offered.final_prob(offered.favourite()), abs=1e-9)

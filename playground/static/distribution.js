@@ -6,18 +6,19 @@ import { baseLayout, changes, picture } from "./picture.js";
 
 export const ROW = 32; // px per row, the same for any number of rows
 const FOOT = 26; // px under the rows, for the axis
+const LETTER = 9.7; // px, the widest that a letter of a label gets
 const SIDE = 20; // px left and right inside the drawing, so that 0 and 100 % have room
 
 const TICKS = { linear: [0, 0.25, 0.5, 0.75, 1], log: [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1] };
 
 export function distribution({ t, n, tip, force }) {
   const plot = h("div.plot", { "aria-hidden": "true" });
-  const rows = h("div.rows", { role: "group" });
+  const rows = h("div.bar-rows", { role: "group" });
   const element = h("div.bars", {}, plot, rows);
   const drawing = picture(plot);
   const changed = changes();
   const buttons = [];
-  const rest = h("div.row.rest", {}, h("span.label"), h("span"), h("span.value"));
+  const rest = h("div.bar-row.rest", {}, h("span.label"), h("span"), h("span.value"));
   let shown = null;
   let stop = 0; // the row that holds the tab stop
 
@@ -25,9 +26,9 @@ export function distribution({ t, n, tip, force }) {
 
   function button(i) {
     const node = h(
-      "button.row",
+      "button.bar-row",
       { type: "button", tabindex: i ? "-1" : "0" },
-      h("span.label", {}, h("span.sign", { "aria-hidden": "true" }), h("bdi")),
+      h("span.label", {}, h("span.far"), h("span.sign", { "aria-hidden": "true" }), h("bdi")),
       h("span"),
       h("span.value", {}, h("span.amount"), h("span.tally")),
     );
@@ -77,7 +78,7 @@ export function distribution({ t, n, tip, force }) {
     stop = to;
   }
 
-  function fill(row, i, letters) {
+  function fill(row, i, room) {
     const node = buttons[i];
     node.hidden = !row;
     if (!row) return;
@@ -86,10 +87,12 @@ export function distribution({ t, n, tip, force }) {
     node.classList.toggle("written", row.written);
     node.classList.toggle("picked", row.picked && !row.written);
     const sign = row.written ? "▶" : row.picked ? "▷" : "";
-    const far = row.place && row.place > i + 1 ? `#${n.count(row.place)} ` : "";
+    const far = row.place && row.place > i + 1 ? `#${n.count(row.place)}` : "";
+    say(node.querySelector(".far"), far);
     say(node.querySelector(".sign"), sign);
     const text = node.querySelector("bdi");
-    say(text, middle(far + row.label, letters));
+    const taken = (sign ? 20 : 0) + (far ? 12 + 8 * far.length : 0);
+    say(text, middle(row.label, Math.max(5, Math.floor((room - taken) / LETTER))));
     text.classList.toggle("capsule", row.special);
     const amount = row.cut
       ? t("bars.cut_by", { name: cutName(row.cut) })
@@ -134,11 +137,8 @@ export function distribution({ t, n, tip, force }) {
     }
     const data = rowsOf(step, count, vocabulary);
     shown = { ...model, rows: data.rows };
-    const letters = Math.max(
-      6,
-      Math.floor(((buttons[0].firstChild.clientWidth || 160) - 28) / 9.2),
-    );
-    for (let i = 0; i < count; i += 1) fill(data.rows[i], i, letters);
+    const room = buttons[0].firstChild.clientWidth || 160;
+    for (let i = 0; i < count; i += 1) fill(data.rows[i], i, room);
     if (stop >= data.rows.length) focusable(0);
     rest.style.order = 1;
     say(rest.firstChild, t("bars.rest", { count: n.count(data.rest.count) }));

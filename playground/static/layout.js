@@ -86,10 +86,11 @@ export function layout(root, { t, n, actions }) {
       { "aria-label": t("hero.name") },
       h("header", {}, title, badges[0]),
       h("div.swap", {}, caption, change),
+      key(),
       h(
         "div.halves",
         {},
-        h("div.main", {}, key(), bars.element, h("p.hint", {}, t("bars.hint"))),
+        h("div.main", {}, bars.element, h("p.hint", {}, t("bars.hint"))),
         h(
           "div.side",
           {},

@@ -25,7 +25,7 @@ export function scrubber({ t, n, select, follow }) {
   }
   const place = h("span.place");
   const newest = h("button.quiet", { type: "button", click: follow }, t("scrubber.follow"));
-  const element = h("div.scrubber", {}, previous, range, next, place, newest);
+  const element = h("div.scrubber", {}, previous, range, next, h("div.where", {}, place, newest));
 
   function draw({ selected, count, following, running }) {
     [at, length] = [selected ?? 0, count];
