@@ -7,7 +7,8 @@ import { baseLayout, changes, picture } from "./picture.js";
 export const ROW = 32; // px per row, the same for any number of rows
 const FOOT = 26; // px under the rows, for the axis
 const LETTER = 9.7; // px, the widest that a letter of a label gets
-const SIDE = 20; // px left and right inside the drawing, so that 0 and 100 % have room
+// Room left and right inside the drawing for the ends of the axis, by its width, px.
+const side = (width) => (width < 240 ? 10 : 20);
 
 const TICKS = { linear: [0, 0.25, 0.5, 0.75, 1], log: [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1] };
 
@@ -28,9 +29,9 @@ export function distribution({ t, n, tip, force }) {
     const node = h(
       "button.bar-row",
       { type: "button", tabindex: i ? "-1" : "0" },
-      h("span.label", {}, h("span.far"), h("span.sign", { "aria-hidden": "true" }), h("bdi")),
+      h("span.label", { "aria-hidden": "true" }, h("span.far"), h("span.sign"), h("bdi")),
       h("span"),
-      h("span.value", {}, h("span.amount"), h("span.tally")),
+      h("span.value", { "aria-hidden": "true" }, h("span.amount"), h("span.tally")),
     );
     const explain = () => {
       const row = shown.rows[i];
@@ -92,23 +93,24 @@ export function distribution({ t, n, tip, force }) {
     say(node.querySelector(".sign"), sign);
     const text = node.querySelector("bdi");
     const taken = (sign ? 20 : 0) + (far ? 12 + 8 * far.length : 0);
-    say(text, middle(row.label, Math.max(5, Math.floor((room - taken) / LETTER))));
+    say(text, middle(row.label, Math.max(6, Math.floor((room - taken) / LETTER))));
     text.classList.toggle("capsule", row.special);
     const amount = row.cut
       ? t("bars.cut_by", { name: cutName(row.cut) })
       : n.probability(row.final);
     say(node.querySelector(".amount"), amount);
-    say(node.querySelector(".tally"), mark(shown.tally?.counts.get(row.id)));
-    node.setAttribute(
-      "aria-label",
-      t("bars.row", {
-        label: row.label,
-        final: n.probability(row.final),
-        raw: n.probability(row.raw),
-      }) +
-        (row.cut ? `, ${amount}` : "") +
-        (row.written ? `, ${t("bars.written")}` : ""),
-    );
+    const hits = shown.tally?.counts.get(row.id) ?? 0;
+    say(node.querySelector(".tally"), mark(hits));
+    const values = {
+      label: row.label,
+      final: n.probability(row.final),
+      raw: n.probability(row.raw),
+    };
+    const name = [t("bars.row", values)];
+    if (row.cut) name.push(amount);
+    if (row.written) name.push(t("bars.written"));
+    if (shown.tally) name.push(`${t("word.drawn")}: ${hits}`);
+    node.setAttribute("aria-label", name.join(", "));
   }
 
   const mark = (count) => (count ? `×${n.count(count)}` : "");
@@ -222,8 +224,8 @@ export function distribution({ t, n, tip, force }) {
     ];
     const width = plot.clientWidth;
     const layout = baseLayout(colours, width, (count + 1) * ROW + FOOT, {
-      l: SIDE,
-      r: SIDE,
+      l: side(width),
+      r: side(width),
       t: 0,
       b: FOOT,
     });

@@ -9,6 +9,8 @@ export function tip(root) {
     element.hidden = true;
   }
 
+  root.addEventListener("keydown", (event) => event.key === "Escape" && hide());
+
   /**
    * @param {string} title shown in the tokens' typeface
    * @param {[string, string][]} lines name and value
