@@ -1,4 +1,4 @@
-"""The endpoints for programs: `/generate`, `/next_token`, `/tokenize`.
+"""The endpoints for programs: `/generate`, `/next_token`, `/tokenize`, `/status`.
 
 Every argument is checked by the engine; what is wrong comes back as an error with one sentence.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def endpoints(engine: Engine) -> None:
     """Add the endpoints to the current `gr.Blocks`."""
     options = {"concurrency_limit": None}
-    for make in (_generate, _next_token, _tokenize):
+    for make in (_generate, _next_token, _tokenize, _status):
         function = make(engine)
         gr.api(function, api_name=function.__name__, **options)
 
@@ -145,6 +145,20 @@ def _tokenize(engine: Engine) -> Callable[..., list[dict]]:
             ]
 
     return tokenize
+
+
+def _status(engine: Engine) -> Callable[..., dict]:
+    def status() -> dict:
+        """What the engine is doing now.
+
+        Returns:
+            model, device, precision; how many texts are running and waiting; bytes of the KV
+            caches in use (cache_bytes), of those kept for later (kept_bytes) and of the recorded
+            steps (trace_bytes); tokens a second of everyone together.
+        """
+        return asdict(engine.status())
+
+    return status
 
 
 class _Told:

@@ -411,7 +411,7 @@ def test_effects_add_up_to_what_is_left(data):
     assert [effect[0] for effect in effects] == [step.name for step in processors.steps]
     assert size - sum(effect[1] for effect in effects) == offered.kept
     assert 1 - sum(effect[2] for effect in effects) == pytest.approx(offered.kept_prob, abs=1e-9)
-    for before, after in zip(effects, effects[1:], strict=False):
+    for before, after in pairwise(effects):
         assert before[5] == after[4]
     if effects:
         assert effects[0][4] == pytest.approx(float(logits.softmax(-1).max()), abs=1e-6)

@@ -17,6 +17,12 @@ export async function connect({ element, props, watch, trigger, server, files })
   ]);
   let language = window.playgroundChosen ?? "en";
   const ask = (name) => (query) => server[name]({ ...query, language });
+  // The lines under the knobs stand outside the stage and have words of their own.
+  const outside = Object.fromEntries(Object.entries(dictionaries).map(([l, d]) => [l, d.effects]));
+  const told = () => ({
+    t: words(outside, language),
+    n: numbers(language, words(dictionaries, language)),
+  });
   const known = new Set(); // runs whose beginning has come
 
   const stage = mount(place, {
@@ -27,7 +33,7 @@ export async function connect({ element, props, watch, trigger, server, files })
       force: ({ handle, index, token_id }) => branch({ handle, at: index, token_id }),
       writeOn: ({ handle, index }) => branch({ handle, at: index }),
       backToRun: ({ settings }) => trigger("settings", settings),
-      shown: (view) => effects(view, words(dictionaries, language), numbers(language, words(dictionaries, language))),
+      shown: (view) => effects(view, told().t, told().n),
     },
   });
 

@@ -4,7 +4,7 @@ const CUTS = ["top_k", "top_p", "min_p", "typical_p", "no_repeat_ngram_size"];
 
 /**
  * @param {{step: object, settings: object}|null} view the shown step and the settings it is shown under
- * @param {Function} t words, with keys under "stage.effects"
+ * @param {Function} t words, with keys under "effects" of the locales
  * @param {object} n numbers
  */
 export function effects(view, t, n) {
@@ -16,7 +16,7 @@ export function effects(view, t, n) {
     const place = document.querySelector(`#effect-${name}`);
     if (place && place.textContent !== text) place.textContent = text;
   };
-  const idle = (name) => (greedy ? t("effects.idle") : cold && name !== "temperature" ? t("effects.idle_cold") : null);
+  const idle = (name) => (greedy ? t("idle") : cold && name !== "temperature" ? t("idle_cold") : null);
 
   line("temperature", idle("temperature") ?? temperature(view, found.get("temperature"), cold, t, n));
   for (const name of CUTS) {
@@ -26,18 +26,18 @@ export function effects(view, t, n) {
   const penalty = found.get("repetition_penalty");
   const more = Number(settings.repetition_penalty) < 1;
   line("repetition_penalty", !view ? "" : penalty
-    ? t(more ? "effects.penalty_more" : "effects.penalty", { count: n.count(penalty[3]) })
-    : t("effects.penalty_none"));
+    ? t(more ? "penalty_more" : "penalty", { count: n.count(penalty[3]) })
+    : t("penalty_none"));
 }
 
 function temperature(view, effect, cold, t, n) {
   if (!view) return "";
-  if (cold) return t("effects.cold");
-  if (!effect) return t("effects.temperature_same");
-  return t("effects.temperature", { before: n.probability(effect[4]), after: n.probability(effect[5]) });
+  if (cold) return t("cold");
+  if (!effect) return t("temperature_same");
+  return t("temperature", { before: n.probability(effect[4]), after: n.probability(effect[5]) });
 }
 
 function cut(effect, t, n) {
-  if (!effect || !effect[1]) return t("effects.cuts_none");
-  return t("effects.cuts", { count: n.count(effect[1]), share: n.probability(effect[2]) });
+  if (!effect || !effect[1]) return t("cuts_none");
+  return t("cuts", { count: n.count(effect[1]), share: n.probability(effect[2]) });
 }
