@@ -66,12 +66,15 @@ class TransformersBackbone:
         self.model = model.eval()
         config = model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
-        if config.is_encoder_decoder or kinds - {"full_attention", "sliding_attention"}:
+        attends = hasattr(config, "num_attention_heads")  # state-space models don't
+        odd = kinds - {"full_attention", "sliding_attention"}
+        head = model.get_output_embeddings()
+        if config.is_encoder_decoder or head is None or not attends or odd:
             raise ModelUnavailable(
                 getattr(config, "model_type", "model"),
                 "it is not a decoder-only transformer whose layers all keep keys and values",
             )
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.vocab_size = int(head.weight.shape[0])
         self.max_length = int(getattr(config, "max_position_embeddings", None) or 2**31)
         self.cache_bytes_per_token = _cache_bytes_per_token(config, model.dtype)
         names = inspect.signature(type(model).forward).parameters

@@ -35,16 +35,20 @@ def precision(name: Any, on: torch.device) -> str:
     """`"auto"` is bf16 on CUDA and fp32, the reference, elsewhere."""
     if name == "auto":
         return "bf16" if on.type == "cuda" else "fp32"
-    if name not in DTYPES:
+    if name not in list(DTYPES):  # a list: what was sent may have no hash
         these = ", ".join(["auto", *DTYPES])
         raise FieldError("precision", name, these, "one_of_these", these=these)
     return name
 
 
-def cache_budget(nbytes: int | None, on: torch.device) -> int:
-    """Bytes that all KV caches may take: what was asked for, else a part of the memory."""
+def cache_budget(nbytes: int | None, least: int, on: torch.device) -> int:
+    """Bytes that all KV caches may take: what was asked for, else a part of the memory.
+
+    Raises:
+        FieldError: less than `least`, which the shortest run needs.
+    """
     if nbytes is not None:
-        return ranges.whole("cache_bytes", nbytes, 2**16, 2**50)
+        return ranges.whole("cache_bytes", nbytes, least, 2**50)
     if on.type == "cuda":
         return torch.cuda.mem_get_info(on)[0] // 2
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

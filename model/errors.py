@@ -70,5 +70,8 @@ class ModelUnavailable(RuntimeError):
 
 def shown(value: Any, limit: int = 60) -> str:
     """A short, printable form of any value (at most `limit` characters, no line breaks)."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # Python writes no whole number of more than 4,300 digits
+        text = f"a {type(value).__name__} that can't be written"
     return text if len(text) <= limit else text[: limit - 1] + "…"

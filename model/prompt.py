@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jinja2 import TemplateError
+
 from .errors import FieldError
 from .request import Request
 
@@ -40,9 +42,14 @@ def _chat_ids(tokenizer: Any, request: Request) -> list[int]:
     messages = [{"role": "user", "content": request.prompt}]
     if request.system is not None:
         messages.insert(0, {"role": "system", "content": request.system})
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True
-    )
+    try:
+        encoded = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+    except TemplateError as error:  # some templates know no system message, and say so
+        field = "chat" if request.system is None else "system"
+        allowed = f"what this model's chat template takes; it says: {error}"
+        raise FieldError(field, request.system or True, allowed, "chat_refused") from error
     return list(encoded["input_ids"])
 
 

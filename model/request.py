@@ -57,8 +57,7 @@ class Request:
             ranges.text("prompt", self.prompt, LONGEST_PROMPT)
         else:
             put("token_ids", _token_ids(self.token_ids))
-        if not hasattr(self.strategy, "decider"):
-            raise FieldError("strategy", self.strategy, "Greedy(…) or Sampling(…)", "strategy")
+        checked_strategy(self.strategy)
         limit = ranges.whole("max_new_tokens", self.max_new_tokens, 1, MOST_NEW_TOKENS)
         put("max_new_tokens", limit)
         put("num_candidates", ranges.whole("num_candidates", self.num_candidates, 1, 10_000_000))
@@ -69,6 +68,17 @@ class Request:
             ranges.text("system", self.system, LONGEST_PROMPT)
         if self.chat and self.prompt is None:
             raise FieldError("chat", True, "a prompt as text, which token_ids is not", "chat_text")
+
+
+def checked_strategy(value: Any) -> Strategy:
+    """Settings that can decode, not a name and not the class itself.
+
+    Raises:
+        FieldError: anything else.
+    """
+    if isinstance(value, type) or not hasattr(value, "decider"):
+        raise FieldError("strategy", value, "Greedy(…) or Sampling(…)", "strategy")
+    return value
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
