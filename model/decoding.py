@@ -37,10 +37,12 @@ class Row:
         slot = self.slot
         if slot is not None:
             seen = self.context + list(self.proposed)
+            # The newest token is always fed again: only running it gives the next logits.
             good = next(
                 (i for i, (a, b) in enumerate(zip(seen, context, strict=False)) if a != b),
                 min(len(seen), len(context)),
             )
+            good = min(good, len(context) - 1)
             slot = slot.fork(good) if shared else slot
             slot.truncate(good)  # rejected proposals leave no trace
         return Row(context, slot, continuation.propose)
@@ -89,6 +91,7 @@ class Decoding:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
+        self.stopped_at: int | None = None  # where in the text the stop string begins
         self.decider = self.request.strategy.decider()
         before = self.rows[0].context[: self.prompt_length]
         self.detokenizer = self.text.detokenizer(before)
@@ -159,19 +162,17 @@ class Decoding:
         """Why the run ends with this step, or None."""
         if step.token_id in end_ids and not self.request.ignore_eos:
             return "eos"
-        if self._stop_at(len(step.text)) is not None:
+        self.stopped_at = self._stop_at(len(step.text))
+        if self.stopped_at is not None:
             return "stop"
-        if len(self.steps) >= self.request.max_new_tokens or len(self.rows[0].context) >= room:
-            return "length"
-        return None
+        limit = min(self.request.max_new_tokens, room - self.prompt_length)
+        return "length" if len(self.steps) >= limit else None
 
     def final_text(self, reason: str) -> str:
         """The new text, special tokens left out, cut before the stop string."""
-        text = self.written + self.detokenizer.flush()
         if reason == "stop":
-            cut = self._stop_at(len(self.written))
-            return text if cut is None else text[:cut]
-        return text
+            return self.written[: self.stopped_at]
+        return self.written + self.detokenizer.flush()
 
     def _stop_at(self, newest: int) -> int | None:
         """Where the first stop string begins that reaches into the `newest` last characters."""

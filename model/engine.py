@@ -18,11 +18,12 @@ from . import ranges
 from .backbone import Feed, TransformersBackbone
 from .decoding import CHUNK, step_of
 from .draw import new_seed
-from .errors import FieldError, Gone
+from .errors import Busy, FieldError, Gone
 from .events import Started, Step
+from .kv_cache import roomy
 from .loop import Loop, Turn
 from .prompt import end_ids, prompt_ids, start_id
-from .request import MOST_NEW_TOKENS, Request
+from .request import MOST_NEW_TOKENS, Request, checked_strategy
 from .run import Result, Run
 from .scheduler import Scheduler
 from .strategies import Greedy, Strategy
@@ -30,6 +31,7 @@ from .token_text import TokenText
 from .trace import Moment, Trace
 
 MIB = 2**20
+SHORTEST = 16  # tokens of one run for which there must be room at least
 MOST_RUNS = 1024  # finished runs that can still be asked about
 
 
@@ -92,9 +94,10 @@ class Engine:
         self.info: Any = None  # what the catalogue knows, where the model came from there
         self.token_text = TokenText(tokenizer, self.backbone.vocab_size)
         self.end_ids, self._start_id = end_ids(model, tokenizer), start_id(model, tokenizer)
-        budget = devices.cache_budget(cache_bytes, self.device)
+        per_token = self.backbone.cache_bytes_per_token
+        budget = devices.cache_budget(cache_bytes, roomy(SHORTEST) * per_token, self.device)
         waiting = ranges.whole("max_waiting", max_waiting, 1, 1_000_000)
-        scheduler = Scheduler(budget, self.backbone.cache_bytes_per_token, waiting)
+        scheduler = Scheduler(budget, per_token, waiting)
         self.room = min(self.backbone.max_length, scheduler.longest())
         self.trace = Trace(ranges.whole("trace_bytes", trace_bytes, 0, 2**50))
         self._runs: OrderedDict[str, Run] = OrderedDict()
@@ -174,11 +177,11 @@ class Engine:
     ) -> Run:
         """A run that takes over the first `at` steps of another; see `Run.branch`."""
         if token_id is not None:
-            self._check_ids("token_id", [token_id])
+            (token_id,) = self._check_ids("token_id", [token_id])
         own = run.request.strategy
         if strategy is None:
             strategy = own
-        elif strategy.draws and own.seed is not None:
+        elif checked_strategy(strategy).draws and own.seed is not None:
             strategy = strategy.with_seed(own.seed)
         limit = run.request.max_new_tokens
         if more is not None:
@@ -196,15 +199,41 @@ class Engine:
         return self.stream(request).result()
 
     def generate_many(self, requests: Iterable[Request]) -> list[Result]:
-        """All of them, concurrently, results in order; never `Busy`, however many."""
+        """All of them, concurrently, results in order; never `Busy`, however many.
+
+        Raises:
+            FieldError: a value that this model can't take.
+            RuntimeError: a run ended in an error. Either way the others are cancelled.
+        """
         runs: deque[Run] = deque()
         results = []
         width = max(1, min(32, self.loop.scheduler.max_waiting))
-        for request in requests:
-            while len(runs) >= width:
+        try:
+            for request in requests:
+                while len(runs) >= width:
+                    results.append(runs.popleft().result())
+                while (run := self._streamed(request)) is None:
+                    if runs:  # others fill the queue; wait for a run of our own, or for them
+                        results.append(runs.popleft().result())
+                    else:
+                        self._pass_time()
+                runs.append(run)
+            while runs:
                 results.append(runs.popleft().result())
-            runs.append(self.stream(request))
-        return results + [run.result() for run in runs]
+        finally:
+            for run in runs:
+                run.cancel()
+        return results
+
+    def _streamed(self, request: Request) -> Run | None:
+        try:
+            return self.stream(request)
+        except Busy:
+            return None
+
+    def _pass_time(self) -> None:
+        if self.threaded or not self.step():
+            time.sleep(0.01)
 
     def run(self, handle: str) -> Run:
         """The run of this handle.
@@ -337,10 +366,9 @@ class Engine:
                 room=self.room - 1,
             )
 
-    def _check_ids(self, field: str, ids: Sequence[int]) -> None:
+    def _check_ids(self, field: str, ids: Sequence[int]) -> list[int]:
         last = self.backbone.vocab_size - 1
-        for token_id in ids:
-            ranges.whole(field, token_id, 0, last)
+        return [ranges.whole(field, token_id, 0, last) for token_id in ids]
 
     def _seconds_until_free(self) -> float:
         """An estimate of when the first of the running sequences will be over."""

@@ -120,7 +120,8 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        return sum(slot.nbytes for slot in self._slots.values())
+        slots = list(self._slots.values())  # a copy: other threads ask while the loop changes them
+        return sum(slot.nbytes for slot in slots)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -128,7 +129,9 @@ class Kept:
     def put(self, token_ids: Sequence[int], slot: Slot) -> None:
         """Keep a slot that holds the first `slot.length` of `token_ids`."""
         if slot.length:
-            self._slots[tuple(token_ids[: slot.length])] = slot
+            held = tuple(token_ids[: slot.length])
+            self._slots[held] = slot
+            self._slots.move_to_end(held)
 
     def take(self, token_ids: Sequence[int]) -> Slot:
         """The slot that holds most of the beginning of `token_ids`, cut to what they share.

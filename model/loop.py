@@ -101,6 +101,8 @@ class Loop:
         if self.closed:
             raise RuntimeError("the engine is closed")
         self.scheduler.add(run, tokens, forced, seconds)
+        if self.closed:  # meanwhile: nobody else would end this run
+            self.close()
         self.wake()
 
     def between_turns(self, job: Callable[[], T]) -> T:
@@ -160,7 +162,7 @@ class Loop:
                 continue
             if not busy:
                 pause = self.scheduler.until_due(time.perf_counter())
-                self._awake.wait(None if pause == float("inf") else pause)
+                self._awake.wait(min(pause, threading.TIMEOUT_MAX))
 
     def _work_off_jobs(self) -> bool:
         busy = bool(self._jobs)
@@ -179,7 +181,7 @@ class Loop:
     def _admit(self) -> None:
         while (entry := self.scheduler.admit()) is not None:
             self._guarded(entry, self._begin)
-        for place, entry in enumerate(self.scheduler.waiting, 1):
+        for place, entry in enumerate(list(self.scheduler.waiting), 1):
             if entry.place != place:
                 entry.place = place
                 entry.run.tell(Waiting(place))
@@ -210,7 +212,7 @@ class Loop:
 
     def _advance(self, entry: Entry) -> None:
         decoding, run = entry.decoding, entry.run
-        start = time.perf_counter()
+        start = mark = time.perf_counter()
         feeds = decoding.feeds()
         kind = "decode" if decoding.clock.steps else "prefill"
         outputs = self.backbone.forward(feeds)
@@ -220,13 +222,14 @@ class Loop:
             moment = Moment(run.request.strategy)
             self.trace.keep(moment, choice.distribution.logits)
             run.moments.append(moment)  # before the step: whoever sees that can ask for this
-            decoding.clock.work(time.perf_counter() - start)
+            mark, since = time.perf_counter(), mark
+            decoding.clock.work(mark - since)
             step = decoding.step(choice)
             run.tell(step)
             reason = decoding.ended(step, self.end_ids, self.room)
             if reason:
                 break
-        if decision is None:
+        if not (decision and decision.choices):
             decoding.clock.work(time.perf_counter() - start)
         duration = time.perf_counter() - start
         if kind == "prefill":

@@ -15,7 +15,7 @@ from .decoding import step_of
 from .draw import new_seed, uniform
 from .errors import FieldError, Gone
 from .events import Event, Finished, Step
-from .request import Request
+from .request import Request, checked_strategy
 from .strategies import Choice, Strategy
 from .trace import Moment
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 MOST_DRAWS = 100_000
+LOOK = 0.05  # seconds after which an engine without a thread looks for resumed runs
+SLOWEST, FASTEST = 0.001, 10_000  # tokens a second
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,22 @@ class Run:
             timeout: seconds, after which the answer may be empty; None waits as long as it takes.
         """
         if not self.engine.threaded:
-            while len(self._events) <= seen and self.finished is None and self.engine.step():
-                pass
+            self._drive(seen, timeout)
         with self._news:
-            self._news.wait_for(lambda: len(self._events) > seen or self.finished, timeout)
+            self._news.wait_for(lambda: self._has_news(seen), timeout)
             return self._events[seen:]
+
+    def _has_news(self, seen: int) -> bool:
+        return len(self._events) > seen or self.finished is not None
+
+    def _drive(self, seen: int, timeout: float | None) -> None:
+        """Turn the loop, which has no thread of its own, until there is news."""
+        end = float("inf") if timeout is None else time.perf_counter() + timeout
+        while not self._has_news(seen) and (now := time.perf_counter()) < end:
+            if not self.engine.step():  # all paced or paused; another thread may resume them
+                due = self.engine.loop.scheduler.until_due(now)
+                with self._news:
+                    self._news.wait_for(lambda: self._has_news(seen), min(LOOK, due, end - now))
 
     def cancel(self) -> None:
         """End the run within one step. Safe at any time, and more than once."""
@@ -100,6 +113,7 @@ class Run:
 
     def resume(self) -> None:
         self.paused = False
+        self.not_before = 0.0
         self.engine.wake()
 
     def pace(self, tokens_per_s: float | None) -> None:
@@ -107,7 +121,7 @@ class Run:
         if tokens_per_s is None:
             self._interval = 0.0
         else:
-            self._interval = 1 / ranges.number("pace", tokens_per_s, 0, 10_000, above=True)
+            self._interval = 1 / ranges.number("pace", tokens_per_s, SLOWEST, FASTEST)
         self.not_before = 0.0
         self.engine.wake()
 
@@ -204,7 +218,7 @@ class Run:
     def _choice(self, index: int, strategy: Strategy | None) -> Choice:
         self.step(index)
         own = self.moments[index].strategy
-        strategy = own if strategy is None else strategy
+        strategy = own if strategy is None else checked_strategy(strategy)
         if strategy.draws and strategy.seed is None:
             # Greedy steps had no seed; their run's own, if any, else one that stays the same.
             seeds = (own.seed, self.request.strategy.seed, 0)
@@ -233,4 +247,5 @@ class Run:
         if self._interval:
             # Measured from the start of the grid, so that the pace holds whatever a step takes.
             now = time.perf_counter()
-            self.not_before = max(self.not_before, now - self._interval) + self._interval
+            latest = self.not_before or now  # 0 where the pace begins with this step
+            self.not_before = max(latest, now - self._interval) + self._interval
