@@ -82,6 +82,7 @@ def _engine(chosen: argparse.Namespace):
     from model import Engine
     from model.weights import console_progress
 
+    _terms(chosen.model)
     return Engine.load(
         chosen.model,
         progress=console_progress(),
@@ -94,9 +95,20 @@ def _prefetch(name: str) -> int:
     from model import loading
     from model.weights import console_progress
 
+    _terms(name)
     loading.prefetch(name, progress=console_progress())
     print(f"{name} is ready and needs no network from now on.")
     return 0
+
+
+def _terms(name: str | None) -> None:
+    """The terms of a model that has some, before it is fetched for the first time."""
+    from model import loading
+    from model.catalogue import catalogue
+
+    entry = catalogue().find(name) if name else None
+    if entry is not None and entry.terms is not None and not loading.ready(name):
+        print(f"{entry.title}: {entry.terms.text}\n{entry.terms.url}", file=sys.stderr)
 
 
 def _check(engine) -> int:
