@@ -127,8 +127,11 @@ def _check(engine) -> int:
 
 
 def _serve(engine, chosen: argparse.Namespace) -> int:
+    from model import Greedy, Request
     from playground.page import page
 
+    # The first pass reads the weights from disk; better now than when somebody waits for it.
+    engine.stream(Request(prompt="A", strategy=Greedy(), max_new_tokens=2))
     blocks, options = page(engine, chosen.language)
     try:
         blocks.launch(
