@@ -149,8 +149,10 @@ class Loop:
                 self._finish(entry, "cancelled")
             self._refuse_jobs()
         self._awake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
+        with self._starting:  # a thread that is there has been started
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=10)
 
     def _turn_on(self) -> None:
         while not self.closed:
