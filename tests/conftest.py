@@ -6,9 +6,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import tiny_models
+import torch
 from running_app import CHROMIUM, RunningApp
 
 from model import Engine
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Tiny matrices gain nothing from more, and on a busy machine the threads await each other."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -1,0 +1,1400 @@
+"""The engine: what a run reports, what can be asked of it, and how runs share one model."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import VOCAB
+
+from model import (
+    Busy,
+    Engine,
+    FieldError,
+    Finished,
+    Gone,
+    Greedy,
+    ModelUnavailable,
+    Request,
+    Run,
+    Sampling,
+    Started,
+    Step,
+    Waiting,
+)
+from model import run as run_module
+from model.decoding import CHUNK
+from model.kv_cache import roomy
+from model.strategies import Continuation, Decision, Strategy
+
+PROMPT = "The capital of France is"
+LONG = 24
+EXACT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+Build = Callable[..., Engine]
+
+
+def asked(prompt: str | None = PROMPT, **options: Any) -> Request:
+    options = {"strategy": Sampling(seed=7), "max_new_tokens": 12, "num_candidates": 5} | options
+    return Request(prompt=prompt, **options)
+
+
+def drained(run: Run) -> list[Any]:
+    return list(run)
+
+
+def untimed(step: Step) -> Step:
+    return replace(step, duration_s=0.0)
+
+
+def same_numbers(a: Step, b: Step) -> None:
+    """Equal up to the rounding of another order of summation."""
+    close = {"rel": 1e-4, "abs": 1e-6}
+    assert (a.index, a.token_id, a.text, a.draw) == (b.index, b.token_id, b.text, b.draw)
+    for name in ("raw_prob", "final_prob", "entropy", "final_entropy", "kept_prob"):
+        assert getattr(a, name) == pytest.approx(getattr(b, name), **close)
+
+
+def turns(engine: Engine, kind: str = "decode") -> int:
+    return sum(turn.kind == kind for turn in engine.timeline())
+
+
+@cache
+def shared() -> Engine:
+    """One engine without a thread, for tests that need nothing of their own."""
+    return tiny_models.engine(threaded=False)
+
+
+# events
+
+
+def test_events_come_in_order_and_exactly_one_finished(engine: Engine) -> None:
+    events = drained(engine.stream(asked()))
+    assert isinstance(events[0], Started)
+    steps = [event for event in events if isinstance(event, Step)]
+    kinds = [type(event) for event in events if not isinstance(event, Waiting)]
+    assert kinds == [Started, *[Step] * 12, Finished]
+    assert [step.index for step in steps] == list(range(12))
+    finished = events[-1]
+    assert finished.reason == "length"
+    assert finished.message == ""
+    written = "".join(step.text for step in steps)
+    assert finished.text in (written, written + "\ufffd")  # half a character may be left at the end
+    assert finished.prefill_s > 0
+    assert finished.decode_s > 0
+    assert finished.tokens_per_s == pytest.approx(11 / finished.decode_s)
+    assert finished.cache_bytes > 0
+    assert sum(step.duration_s for step in steps) <= finished.prefill_s + finished.decode_s + 1e-3
+
+
+def test_started_tells_what_was_sent_and_what_decodes(engine: Engine) -> None:
+    run = engine.stream(asked("Türkiye 🎈", num_candidates=1))
+    started = drained(run)[0]
+    ids = tiny_models.tokenizer()("Türkiye 🎈")["input_ids"]
+    assert list(started.prompt_ids) == ids
+    assert "".join(started.prompt_texts) == "Türkiye 🎈"
+    assert started.prompt_labels == tuple(engine.token_text.label(i) for i in ids)
+    assert (started.device, started.precision) == ("cpu", "fp32")
+    assert (started.vocab_size, started.max_new_tokens) == (VOCAB, 12)
+    assert (started.seed, started.inherited, started.handle) == (7, 0, run.handle)
+
+
+def test_a_step_reports_candidates_likeliest_first_with_the_chosen_one(engine: Engine) -> None:
+    request = asked(strategy=Sampling(temperature=2.0, top_k=40, seed=1), max_new_tokens=30)
+    for step in engine.generate(request).events[1:-1]:
+        ids = [candidate.token_id for candidate in step.candidates]
+        assert step.token_id in ids
+        assert 5 <= len(ids) <= 7
+        raw = [candidate.raw_prob for candidate in step.candidates]
+        assert raw == sorted(raw, reverse=True)
+        chosen = step.candidates[ids.index(step.token_id)]
+        assert (chosen.raw_prob, chosen.final_prob) == (step.raw_prob, step.final_prob)
+        assert chosen.cut_by is None
+        assert step.kept == 40
+        assert step.label == chosen.label == engine.token_text.label(step.token_id)
+        low, high = step.span
+        assert low <= step.draw < high
+
+
+@pytest.mark.parametrize("count", [1, 2, VOCAB, 10**7])
+def test_up_to_the_whole_vocabulary(count: int) -> None:
+    request = asked(num_candidates=count, max_new_tokens=2, strategy=Greedy())
+    steps = shared().generate(request).events[1:-1]
+    assert all(len(step.candidates) == min(count, VOCAB) for step in steps)
+
+
+def test_everything_pickles(engine: Engine) -> None:
+    result = engine.generate(asked(num_candidates=50))
+    assert pickle.loads(pickle.dumps(result)) == result
+    for event in (*result.events, Waiting(3)):
+        assert pickle.loads(pickle.dumps(event)) == event
+    for error in (
+        FieldError("top_p", 2, "a number from 0 to 1", "number", low=0, high=1),
+        Busy(3.5),
+        Gone("step", 4),
+        ModelUnavailable("x", "there is none."),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+    for strategy in (Greedy(), Sampling(top_k=5, seed=1)):
+        assert pickle.loads(pickle.dumps(strategy)) == strategy
+
+
+def test_several_readers_see_the_same_events(engine: Engine) -> None:
+    run = engine.stream(asked(max_new_tokens=60))
+    seen: list[list[Any]] = [[] for _ in range(4)]
+    readers = [threading.Thread(target=lambda into=into: into.extend(run)) for into in seen]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(20)
+    assert len(seen[0]) == 62
+    assert all(events == seen[0] for events in seen)
+    assert drained(run) == seen[0]  # and whoever comes late, everything from the first
+
+
+# text and ends
+
+
+@cache
+def free_run() -> tuple[tuple[int, ...], list[str]]:
+    """What `asked()` writes when nothing stops it: the tokens, and the text of each."""
+    steps = shared().generate(asked(max_new_tokens=LONG)).events[1:-1]
+    return tuple(step.token_id for step in steps), [step.text for step in steps]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.data())
+def test_a_stop_string_ends_the_run_and_is_cut(data: st.DataObject) -> None:
+    """Wherever it begins, over however many tokens, and whichever of several comes first."""
+    ids, pieces = free_run()
+    written = "".join(pieces)
+    stops = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(written) // 2))
+        stops.append(written[start : start + data.draw(st.integers(1, 9))])
+    result = shared().generate(asked(max_new_tokens=LONG, stop=stops))
+    # The first moment at which one of them is there; then the one that begins first counts.
+    needed = next(n for n in range(1, len(ids) + 1) if any(s in "".join(pieces[:n]) for s in stops))
+    so_far = "".join(pieces[:needed])
+    assert result.token_ids == ids[:needed]
+    assert result.text == so_far[: min(so_far.find(s) for s in stops if s in so_far)]
+    assert result.finish_reason == "stop"
+
+
+def test_a_stop_string_at_the_very_start_leaves_nothing() -> None:
+    _, pieces = free_run()
+    result = shared().generate(asked(stop=pieces[0]))
+    assert (result.text, result.finish_reason, len(result.token_ids)) == ("", "stop", 1)
+
+
+def test_a_stop_string_that_never_comes_changes_nothing() -> None:
+    ids, pieces = free_run()
+    result = shared().generate(asked(max_new_tokens=LONG, stop=["never this 🎈", PROMPT]))
+    assert result.token_ids == ids
+    assert result.text.startswith("".join(pieces))
+
+
+def test_a_continued_run_is_cut_at_its_own_stop_string() -> None:
+    """The one that ended the run before stays in the text, and so does what follows it."""
+    _, pieces = free_run()
+    written = "".join(pieces)
+    stop = next(c for c in written if written.count(c) >= 2)
+    first = shared().stream(asked(max_new_tokens=LONG, stop=stop))
+    assert drained(first)[-1].text == written[: written.find(stop)]
+    second = first.branch(more=40)
+    finished = drained(second)[-1]
+    assert finished.reason == "stop"
+    texts = "".join(step.text for step in second.steps)
+    assert finished.text == texts[: texts.find(stop, len("".join(s.text for s in first.steps)))]
+    assert stop in finished.text
+
+
+def test_an_end_token_ends_the_run(build: Build) -> None:
+    ids, _ = free_run()
+    end = ids[5]
+    at = ids.index(end)
+    result = build(ends=(VOCAB - 1, end)).generate(asked())
+    assert result.token_ids == ids[: at + 1]
+    assert result.finish_reason == "eos"
+
+
+def test_ignore_eos_goes_on(build: Build) -> None:
+    ids, _ = free_run()
+    result = build(ends=(ids[0],)).generate(asked(max_new_tokens=LONG, ignore_eos=True))
+    assert result.token_ids == ids
+    assert result.finish_reason == "length"
+
+
+def test_special_tokens_add_no_text() -> None:
+    end = tiny_models.tokenizer().convert_tokens_to_ids(tiny_models.END)
+    run = shared().stream(asked(strategy=Greedy(), max_new_tokens=3))
+    drained(run)
+    forced = run.fork(1, end)
+    assert drained(forced)[-1].text == "".join(step.text for step in forced.steps)
+    assert forced.steps[1].text in ("", "\ufffd")
+    assert tiny_models.END not in forced.finished.text
+
+
+@pytest.mark.parametrize("left", [1, 2, 7])
+def test_the_context_bounds_the_run(build: Build, left: int) -> None:
+    engine = build("gpt2", context=64)  # its learnt positions end there
+    run = engine.stream(asked(None, token_ids=[5] * (64 - left), max_new_tokens=500))
+    events = drained(run)
+    assert events[0].max_new_tokens == left
+    assert (events[-1].reason, len(run.steps)) == ("length", left)
+
+
+@pytest.mark.parametrize("length", [64, 65, 1000])
+def test_a_prompt_without_room_says_how_much_there_is(build: Build, length: int) -> None:
+    engine = build("gpt2", context=64)
+    with pytest.raises(FieldError, match=f"at most 63 tokens, and it has {length}") as caught:
+        engine.stream(asked(None, token_ids=[5] * length))
+    assert caught.value.field == "prompt"
+    assert caught.value.details == {"tokens": length, "room": 63}
+    assert engine.generate(asked()).finish_reason == "length"
+
+
+def test_an_empty_prompt_starts_from_the_start_token() -> None:
+    start = tiny_models.tokenizer().bos_token_id
+    assert shared().tokenize(asked("")) == (start,)
+    assert shared().tokenize(asked(None, token_ids=[])) == (start,)
+    empty = shared().generate(asked(""))
+    assert empty.token_ids == shared().generate(asked(None, token_ids=[start])).token_ids
+    assert len(empty.token_ids) == 12
+
+
+def test_chat_sends_what_the_template_makes() -> None:
+    tokenizer = tiny_models.tokenizer()
+    written = "<|start|>system\nBe brief.<|end|>\n<|start|>user\nHi<|end|>\n<|start|>assistant\n"
+    ids = shared().tokenize(asked("Hi", chat=True, system="Be brief."))
+    assert list(ids) == tokenizer(written)["input_ids"]
+    alone = shared().tokenize(asked("Hi", chat=True))
+    assert tokenizer.decode(alone) == "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
+    events = shared().generate(asked("Hi", chat=True)).events
+    assert events[0].prompt_ids == alone
+    assert "⟨|start|⟩" in events[0].prompt_labels
+
+
+def test_chat_without_a_template_says_so(build: Build) -> None:
+    engine = build(chat=False)
+    with pytest.raises(FieldError, match="no chat template") as caught:
+        engine.stream(asked(chat=True))
+    assert (caught.value.field, caught.value.code) == ("chat", "no_chat")
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    tokenizer = tiny_models.tokenizer().__class__(
+        tokenizer_object=tiny_models.tokenizer().backend_tokenizer, bos_token=tiny_models.START
+    )
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}"
+        "{% endif %}{{ messages[0]['content'] }}"
+    )
+    engine = Engine(tiny_models.model(), tokenizer, threaded=False)
+    assert engine.generate(asked(chat=True)).finish_reason == "length"
+    with pytest.raises(FieldError, match="No system role") as caught:
+        engine.generate(asked(chat=True, system="Be brief."))
+    assert (caught.value.field, caught.value.code) == ("system", "chat_refused")
+
+
+# seeds
+
+
+def test_a_seed_makes_a_run_reproducible(build: Build) -> None:
+    first = build().generate(asked(strategy=Sampling(seed=2**53 - 1)))
+    again = build().generate(asked(strategy=Sampling(seed=2**53 - 1)))
+    other = build().generate(asked(strategy=Sampling(seed=2**53 - 2)))
+    assert first.token_ids == again.token_ids != other.token_ids
+    assert first.events[0].seed == 2**53 - 1
+    assert [untimed(a) for a in first.events[1:-1]] == [untimed(b) for b in again.events[1:-1]]
+
+
+def test_without_a_seed_the_reported_one_reproduces_the_run(engine: Engine) -> None:
+    runs = [engine.generate(asked(strategy=Sampling())) for _ in range(3)]
+    seeds = [run.events[0].seed for run in runs]
+    assert len(set(seeds)) == 3
+    for run, seed in zip(runs, seeds, strict=True):
+        assert engine.generate(asked(strategy=Sampling(seed=seed))).token_ids == run.token_ids
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Sampling(temperature=0, seed=4)])
+def test_where_nothing_is_drawn_there_is_no_seed(strategy: Strategy) -> None:
+    events = shared().generate(asked(strategy=strategy)).events
+    assert events[0].seed is None
+    assert all(step.draw is None and step.span is None for step in events[1:-1])
+
+
+def test_temperature_0_is_greedy() -> None:
+    cold = shared().generate(asked(strategy=Sampling(temperature=0)))
+    assert cold.token_ids == shared().generate(asked(strategy=Greedy())).token_ids
+
+
+def test_a_run_does_not_depend_on_its_company(build: Build) -> None:
+    prompts = [PROMPT, "once upon a time", "x", PROMPT + " Paris", "Deniz kıyısında"] * 3
+    requests = [
+        asked(prompt, strategy=Sampling(seed=i % 4, temperature=1.5), max_new_tokens=10 + i)
+        for i, prompt in enumerate(prompts)
+    ]
+    together = build().generate_many(requests)
+    for request, made in zip(requests, together, strict=True):
+        alone = build(threaded=False).generate(request)
+        assert made.token_ids == alone.token_ids
+        for a, b in zip(made.events, alone.events, strict=False):
+            if isinstance(a, Step) and isinstance(b, Step):
+                same_numbers(a, b)
+
+
+# branches
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Sampling(temperature=1.4, seed=3)])
+@pytest.mark.parametrize("cut", [1, 5, 12])
+def test_a_continued_run_equals_the_longer_one(strategy: Strategy, cut: int) -> None:
+    whole = shared().generate(asked(strategy=strategy, max_new_tokens=24))
+    short = shared().stream(asked(strategy=strategy, max_new_tokens=cut))
+    drained(short)
+    longer = short.branch(more=24 - cut)
+    events = drained(longer)
+    assert tuple(step.token_id for step in longer.steps) == whole.token_ids
+    assert events[-1].text == whole.text
+    assert events[0].inherited == cut
+    assert [e.index for e in events if isinstance(e, Step)] == list(range(cut, 24))
+    assert longer.steps[:cut] == short.steps
+    for a, b in zip(longer.steps, whole.events[1:-1], strict=True):
+        same_numbers(a, b)
+    assert events[-1].reused >= len(longer.prompt_ids) + cut - 1
+
+
+def test_a_fork_forces_one_token_and_goes_on() -> None:
+    run = shared().stream(asked())
+    drained(run)
+    other = next(c.token_id for c in run.steps[4].candidates if c.token_id != run.steps[4].token_id)
+    fork = run.fork(4, other)
+    events = drained(fork)
+    assert fork.steps[:4] == run.steps[:4]
+    forced = fork.steps[4]
+    assert (forced.token_id, forced.forced) == (other, True)
+    assert forced.choice == run.steps[4].token_id  # what the strategy would have taken
+    assert (forced.draw, forced.span) == (run.steps[4].draw, run.steps[4].span)
+    assert not any(step.forced for step in fork.steps[5:])
+    assert len(fork.steps) == 12
+    assert events[-1].text == "".join(step.text for step in fork.steps)
+    # The rest is what the model writes after that text.
+    ids = [*run.prompt_ids, *(step.token_id for step in fork.steps[:5])]
+    after = shared().generate(asked(None, token_ids=ids, max_new_tokens=7))
+    assert after.token_ids == tuple(step.token_id for step in fork.steps[5:])
+
+
+def test_forcing_a_token_that_was_cut() -> None:
+    run = shared().stream(asked(strategy=Sampling(top_k=1, seed=1), num_candidates=VOCAB))
+    drained(run)
+    cut = run.steps[0].candidates[-1]
+    assert cut.cut_by == "top_k"
+    fork = run.fork(0, cut.token_id)
+    drained(fork)
+    assert fork.steps[0].token_id == cut.token_id
+    assert fork.steps[0].final_prob == 0.0
+    assert fork.steps[0].rank == VOCAB
+
+
+def test_a_branch_under_other_settings_keeps_the_seed() -> None:
+    run = shared().stream(asked())
+    drained(run)
+    branch = run.branch(3, strategy=Sampling(top_k=5))
+    assert drained(branch)[0].seed == 7
+    assert branch.steps[:3] == run.steps[:3]
+    assert branch.steps[3].draw == run.steps[3].draw
+    assert branch.steps[3].kept == 5
+    greedy = run.branch(3, strategy=Greedy())
+    assert drained(greedy)[0].seed is None
+    back = greedy.branch(3, strategy=Sampling())
+    assert drained(back)[0].seed is not None
+
+
+def test_the_limit_of_a_branch() -> None:
+    run = shared().stream(asked(max_new_tokens=6))
+    drained(run)
+    assert len(drained(run.branch(2))) == 6  # Started, four steps, Finished
+    assert len(drained(run.branch(6))) == 8  # as many again
+    assert len(drained(run.branch(2, more=1))) == 3
+    with pytest.raises(FieldError):
+        run.branch(2, more=0)
+
+
+def test_places_that_are_gone() -> None:
+    run = shared().stream(asked(max_new_tokens=3))
+    drained(run)
+    for at in (-1, 4, 10**30, True, 1.0, "1"):
+        with pytest.raises(Gone):
+            run.branch(at)
+    for index in (-1, 3, 10**5000):
+        with pytest.raises(Gone):
+            run.step(index)
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB, 1.5, "1", True])
+def test_tokens_that_are_none(token_id: Any) -> None:
+    run = shared().stream(asked(max_new_tokens=3))
+    drained(run)
+    with pytest.raises(FieldError) as caught:
+        run.fork(1, token_id)
+    assert caught.value.field == "token_id"
+
+
+def test_a_branch_of_a_branch_of_a_running_run(engine: Engine) -> None:
+    run = engine.stream(asked(max_new_tokens=200))
+    seen = 0
+    while len(run.steps) < 5:
+        seen += len(run.wait(seen, timeout=5))
+    one = run.branch(4, token_id=9, more=5)
+    drained(one)
+    two = one.branch(7, token_id=11)
+    run.cancel()
+    drained(two)
+    assert [s.token_id for s in two.steps[:4]] == [s.token_id for s in run.steps[:4]]
+    assert two.steps[4].token_id == 9
+    assert two.steps[7].token_id == 11
+
+
+# what can be asked of a step
+
+OTHERS = [
+    Greedy(),
+    Greedy(repetition_penalty=1.5, no_repeat_ngram_size=1),
+    Sampling(temperature=0.3),
+    Sampling(temperature=0),
+    Sampling(top_k=3, seed=99),
+    Sampling(top_p=0.5, min_p=0.01, typical_p=0.9, repetition_penalty=1.2),
+]
+
+
+@pytest.mark.parametrize("trace_bytes", [2**28, 4 * VOCAB * 3, 0])
+def test_reweigh_is_what_a_run_with_those_settings_reports(build: Build, trace_bytes: int) -> None:
+    """All fields, exactly; also where the logits were given up and are computed again."""
+    engine = build(trace_bytes=trace_bytes, threaded=False)
+    run = engine.stream(asked(max_new_tokens=9))
+    drained(run)
+    assert engine.status().trace_bytes <= trace_bytes
+    for index in (1, 4, 8):
+        assert untimed(run.reweigh(index, num_candidates=5)) == untimed(run.steps[index])
+        for strategy in OTHERS:
+            # The same token forced under those settings, so that the text is the same.
+            branch = engine.branch(run, index, run.steps[index].token_id, strategy, more=1)
+            drained(branch)
+            reported = replace(branch.steps[index], forced=False)
+            assert untimed(run.reweigh(index, strategy, num_candidates=5)) == untimed(reported)
+            more = run.reweigh(index, strategy, num_candidates=VOCAB)
+            assert set(reported.candidates) <= set(more.candidates)
+    assert engine.status().trace_bytes <= trace_bytes
+
+
+@pytest.mark.parametrize("strategy", OTHERS, ids=str)
+def test_reweigh_of_the_first_step(build: Build, strategy: Strategy) -> None:
+    """Its logits came from the whole prompt at once, those of a fresh run may come from a cache."""
+    engine = build()
+    run = engine.stream(asked(max_new_tokens=1))
+    drained(run)
+    fresh = build().generate(asked(strategy=strategy, max_new_tokens=1)).events[1]
+    reweighed = run.reweigh(0, strategy, num_candidates=5)
+    if strategy.seed is None:  # then the run's own seed counts
+        assert reweighed.draw in (run.steps[0].draw, None)
+    else:
+        assert (reweighed.draw, reweighed.span) == (fresh.draw, fresh.span)
+    for name in ("entropy", "final_entropy", "kept", "kept_prob"):
+        assert getattr(reweighed, name) == getattr(fresh, name)
+
+
+def test_reweigh_runs_no_model(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build()
+    run = engine.stream(asked())
+    drained(run)
+    monkeypatch.setattr(engine.backbone, "forward", lambda *_: pytest.fail("the model ran"))
+    before = engine.timeline()
+    assert run.reweigh(3, Sampling(top_k=2)).kept == 2
+    assert sum(run.redraw(3, 50).values()) == 50
+    assert engine.timeline() == before
+
+
+def test_a_step_that_was_given_up_costs_one_pass_over_its_prefix(build: Build) -> None:
+    engine = build(trace_bytes=0)
+    run = engine.stream(asked(None, token_ids=[3] * 300, max_new_tokens=4))
+    drained(run)
+    engine.loop.kept.shrink(0)  # nothing is left that would help
+    for index in range(4):
+        same_numbers(run.reweigh(index), run.steps[index])
+
+
+def test_redraw_tallies_fresh_draws() -> None:
+    run = shared().stream(asked(strategy=Sampling(top_k=4, seed=1)))
+    drained(run)
+    counts = run.redraw(2, 4000)
+    step = run.reweigh(2, num_candidates=VOCAB)
+    probs = {c.token_id: c.final_prob for c in step.candidates if c.final_prob}
+    assert counts.total() == 4000
+    assert set(counts) <= set(probs)
+    for token_id, prob in probs.items():
+        deviation = (prob * (1 - prob) / 4000) ** 0.5
+        assert abs(counts[token_id] / 4000 - prob) < 5 * deviation
+    assert run.redraw(2, 4000) != counts
+    assert run.redraw(2, 3, Greedy()) == Counter({run.reweigh(2, Greedy()).choice: 3})
+
+
+def test_score_weighs_a_given_text() -> None:
+    text = "The cat is on the mat"
+    steps = shared().score(text, num_candidates=3)
+    assert "".join(step.text for step in steps) == text
+    assert all(step.forced and step.draw is None for step in steps)
+    assert all(step.token_id in [c.token_id for c in step.candidates] for step in steps)
+    assert shared().score("") == []
+    written = tiny_models.START + text  # a start token that is there already is not put twice
+    assert [s.token_id for s in shared().score(written)] == [s.token_id for s in steps]
+
+
+def test_a_run_is_found_by_its_handle(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.engine.MOST_RUNS", 3)
+    engine = build()
+    runs = [engine.stream(asked(max_new_tokens=2)) for _ in range(4)]
+    assert engine.run(runs[3].handle) is runs[3]
+    for handle in (runs[0].handle, "", "x" * 10**5, None, 5, [runs[3].handle], {}):
+        with pytest.raises(Gone):
+            engine.run(handle)
+    assert len({run.handle for run in runs}) == 4
+
+
+# ending early
+
+
+def test_cancel_before_the_first_step() -> None:
+    run = shared().stream(asked())
+    run.cancel()
+    started, finished = drained(run)
+    assert isinstance(started, Started)
+    assert (finished.reason, finished.text) == ("cancelled", "")
+    run.cancel()
+    assert drained(run) == [started, finished]
+
+
+def test_cancel_while_waiting(build: Build) -> None:
+    engine = build(cache_bytes=roomy(40) * 256, threaded=False)
+    first, second = (engine.stream(asked(max_new_tokens=20)) for _ in range(2))
+    engine.step()
+    assert engine.status().waiting == 1
+    second.cancel()
+    engine.step()
+    assert [type(event) for event in drained(second)] == [Started, Waiting, Finished]
+    assert second.finished.reason == "cancelled"
+    assert len(drained(first)) == 22
+
+
+def test_cancel_in_the_middle_of_a_long_prompt(build: Build) -> None:
+    engine = build(threaded=False)
+    ids = [(7 * i) % VOCAB for i in range(3 * CHUNK)]
+    run = engine.stream(asked(None, token_ids=ids))
+    engine.step()
+    run.cancel()
+    assert [type(event) for event in drained(run)] == [Started, Finished]
+    assert turns(engine, "prefill") == 1
+    # What was computed is not lost.
+    again = drained(engine.stream(asked(None, token_ids=ids)))
+    assert again[-1].reused == CHUNK
+    wanted = shared().generate(asked(None, token_ids=ids)).token_ids
+    assert tuple(event.token_id for event in again[1:-1]) == wanted
+
+
+def test_cancel_ends_within_one_step(engine: Engine) -> None:
+    run = engine.stream(asked(max_new_tokens=900))
+    seen = 0
+    while len(run.steps) < 3:
+        seen += len(run.wait(seen, timeout=5))
+    run.cancel()
+    at = len(run.steps)
+    finished = drained(run)[-1]
+    assert finished.reason == "cancelled"
+    assert len(run.steps) <= at + 1
+    assert finished.text.startswith("".join(step.text for step in run.steps))
+    assert engine.status().running == 0
+
+
+def test_closing_the_iterator_cancels(engine: Engine) -> None:
+    run = engine.stream(asked(max_new_tokens=900))
+    for event in run:
+        if isinstance(event, Step):
+            break
+    gc.collect()
+    assert run.wait(10**9, timeout=5) == []
+    assert run.finished.reason == "cancelled"
+    assert len(run.steps) < 900
+
+
+# pause and pace
+
+
+def test_pause_and_resume(build: Build) -> None:
+    engine = build(threaded=False)
+    run, other = (engine.stream(asked(max_new_tokens=8)) for _ in range(2))
+    for _ in range(4):
+        engine.step()
+    run.pause()
+    drained(other)
+    assert len(run.steps) == 2
+    assert not engine.step()
+    assert run.wait(10**9, timeout=0.01) == []
+    run.resume()
+    assert len(drained(run)) == 10
+    assert run.finished.decode_s < 1
+
+
+def test_a_paused_run_can_be_cancelled(engine: Engine) -> None:
+    run = engine.stream(asked(max_new_tokens=900))
+    run.pause()
+    run.cancel()
+    assert drained(run)[-1].reason == "cancelled"
+
+
+def test_a_run_is_resumed_from_another_thread_where_there_is_no_loop(build: Build) -> None:
+    run = build(threaded=False).stream(asked(max_new_tokens=3))
+    run.pause()
+    threading.Timer(0.1, run.resume).start()
+    assert len(drained(run)) == 5
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_pace_holds_tokens_apart(build: Build, threaded: bool) -> None:
+    run = build(threaded=threaded).stream(asked(max_new_tokens=400))
+    run.pause()
+    run.pace(40)
+    run.resume()
+    times = []
+    for event in run:
+        times += [time.perf_counter()] if isinstance(event, Step) else []
+        if len(times) == 7:
+            break
+    apart = [b - a for a, b in itertools.pairwise(times[-5:])]
+    assert sum(apart) / len(apart) == pytest.approx(1 / 40, rel=0.5)
+    assert run.finished is None or run.finished.reason == "cancelled"
+
+
+def test_a_pace_begins_with_its_first_token(build: Build) -> None:
+    """Not with two at once."""
+    engine = build(threaded=False)
+    run = engine.stream(asked(max_new_tokens=5))
+    run.pace(0.01)
+    assert engine.step()
+    assert not engine.step()
+    assert len(run.steps) == 1
+    run.pace(None)
+    assert len(drained(run)) == 7
+
+
+def test_the_slowest_pace_leaves_the_loop_alive(engine: Engine) -> None:
+    slow = engine.stream(asked(max_new_tokens=50))
+    slow.pace(run_module.SLOWEST)
+    assert len(drained(engine.stream(asked()))) == 14
+    time.sleep(0.05)
+    assert engine.loop._thread.is_alive()
+    slow.cancel()
+    assert drained(slow)[-1].reason == "cancelled"
+
+
+@pytest.mark.parametrize("pace", [0, -1, float("nan"), float("inf"), 1e-300, "3", True, 10**400])
+def test_paces_that_are_none(pace: Any) -> None:
+    run = shared().stream(asked(max_new_tokens=1))
+    with pytest.raises(FieldError) as caught:
+        run.pace(pace)
+    assert caught.value.field == "pace"
+    assert len(drained(run)) == 3
+
+
+# the queue
+
+
+def test_a_full_queue_is_busy(build: Build) -> None:
+    engine = build(max_waiting=2, threaded=False)
+    runs = [engine.stream(asked()) for _ in range(2)]
+    with pytest.raises(Busy, match="try again in about") as caught:
+        engine.stream(asked())
+    assert caught.value.seconds > 0
+    engine.step()
+    runs.append(engine.stream(asked()))  # those two have been admitted
+    assert len({tuple(s.token_id for s in drained(run)[1:-1]) for run in runs}) == 1
+
+
+def test_who_waits_is_told_every_place(build: Build) -> None:
+    engine = build(cache_bytes=roomy(40) * 256, threaded=False)  # room for one
+    runs = [engine.stream(asked(max_new_tokens=4)) for _ in range(3)]
+    events = [drained(run) for run in runs]
+    assert [e.place for e in events[0] if isinstance(e, Waiting)] == []
+    assert [e.place for e in events[1] if isinstance(e, Waiting)] == [1]
+    assert [e.place for e in events[2] if isinstance(e, Waiting)] == [2, 1]
+    for told in events:
+        kinds = [type(event) for event in told]
+        assert kinds.index(Step) > max(i for i, k in enumerate(kinds) if k in (Started, Waiting))
+
+
+def test_first_come_first_served(build: Build) -> None:
+    engine = build(cache_bytes=roomy(60) * 256, threaded=False)
+    runs = [engine.stream(asked(max_new_tokens=n)) for n in (30, 40, 1, 1)]
+    order = []
+    while len(order) < 4:
+        engine.step()
+        order += [i for i, run in enumerate(runs) if run.finished and i not in order]
+    assert order == [0, 1, 2, 3]
+
+
+def test_runs_take_turns(build: Build) -> None:
+    engine = build(threaded=False)
+    runs = [engine.stream(asked(max_new_tokens=5)) for _ in range(3)]
+    for _ in range(6):
+        engine.step()
+    assert [len(run.steps) for run in runs] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_generate_many_feeds_itself(build: Build, threaded: bool) -> None:
+    engine = build(max_waiting=3, threaded=threaded)
+    prompts = [f"{i} cats" for i in range(20)]
+    results = engine.generate_many(asked(p, max_new_tokens=4) for p in prompts)
+    assert [r.token_ids for r in results] == [
+        shared().generate(asked(p, max_new_tokens=4)).token_ids for p in prompts
+    ]
+    assert engine.generate_many([]) == []
+
+
+def test_generate_many_gives_way_to_others_in_the_queue(build: Build) -> None:
+    engine = build(max_waiting=1, threaded=False, cache_bytes=roomy(40) * 256)
+    others = [engine.stream(asked(max_new_tokens=20))]
+    engine.step()
+    others.append(engine.stream(asked(max_new_tokens=20)))
+    assert len(engine.generate_many([asked(max_new_tokens=3)] * 3)) == 3
+    assert all(run.finished for run in others)
+
+
+def test_generate_many_leaves_nothing_behind_when_one_is_wrong(build: Build) -> None:
+    engine = build(threaded=False)
+    with pytest.raises(FieldError):
+        engine.generate_many([asked(), asked(None, token_ids=[VOCAB])])
+    while engine.step():
+        pass
+    assert engine.status().running == engine.status().waiting == 0
+    assert all(turn.kind != "decode" for turn in engine.timeline())
+
+
+# the cache
+
+
+def held(engine: Engine) -> int:
+    status = engine.status()
+    return status.cache_bytes + status.kept_bytes
+
+
+def test_the_cache_budget_holds_at_every_step(build: Build) -> None:
+    budget = roomy(120) * 256 * 2
+    engine = build(cache_bytes=budget, threaded=False)
+    runs = [engine.stream(asked(f"{i} " * (5 + i), max_new_tokens=10 + 3 * i)) for i in range(12)]
+    most = 0
+    while engine.step():
+        most = max(most, held(engine))
+        assert held(engine) <= budget
+    assert most > budget // 2
+    assert all(run.finished.reason == "length" for run in runs)
+
+
+def test_the_same_prompt_again_is_not_computed_again(build: Build) -> None:
+    engine = build()
+    ids = list(range(10, 50))
+    first = engine.generate(asked(None, token_ids=ids))
+    assert first.events[-1].reused == 0
+    again = engine.generate(asked(None, token_ids=ids))
+    assert again.events[-1].reused == 39  # all but the last, which gives the logits
+    assert again.token_ids == first.token_ids
+    longer = engine.generate(asked(None, token_ids=[*ids, 3, 4]))
+    assert longer.events[-1].reused == 40
+    other = engine.generate(asked(None, token_ids=[99, *ids]))
+    assert other.events[-1].reused == 0
+    without = engine.generate(asked(None, token_ids=ids, use_cache=False))
+    assert without.events[-1].reused == 0
+
+
+def test_least_recently_used_caches_go_first(build: Build) -> None:
+    engine = build(cache_bytes=roomy(20) * 256 * 3, threaded=False)  # room for three
+    prompts = [[i, i + 1, i + 2, i + 3, i + 4, i + 5] for i in (10, 20, 30, 40)]
+
+    def reused(ids: list[int]) -> int:
+        request = asked(None, token_ids=ids, max_new_tokens=2)
+        return engine.generate(request).events[-1].reused
+
+    assert [reused(ids) for ids in prompts[:2]] == [0, 0]
+    assert reused(prompts[0]) == 5  # used again, so the other one is older now
+    assert reused(prompts[2]) == 0
+    assert reused(prompts[3]) == 0
+    assert reused(prompts[0]) == 5
+    assert reused(prompts[1]) == 0
+
+
+WORDS = [5, 90, 130]
+
+
+@dataclass(frozen=True)
+class Act:
+    """One thing people do: a fresh run on a prompt, or a branch of an earlier run."""
+
+    prompt: tuple[int, ...]
+    strategy: Strategy
+    length: int
+    of: int | None = None  # which earlier run
+    at: int = 0
+    token_id: int | None = None
+    stop_after: int | None = None  # cancelled after so many turns
+
+
+acts = st.lists(
+    st.builds(
+        Act,
+        st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(tuple),
+        st.sampled_from([Greedy(), Sampling(seed=1), Sampling(seed=2, temperature=2.0)]),
+        st.integers(1, 8),
+        st.none() | st.integers(0, 5),
+        st.integers(0, 8),
+        st.none() | st.sampled_from(WORDS),
+        st.none() | st.integers(0, 4),
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=EXACT)
+@given(acts, st.sampled_from(["llama", "gpt2", "mistral"]), st.sampled_from([2, 5, 100]))
+def test_shared_caches_never_change_a_result(acts: list[Act], architecture: str, room: int) -> None:
+    """Whatever runs, branches and cancellations came before: as on a fresh engine, no cache."""
+    budget = roomy(30) * 512 * room
+    engine = tiny_models.engine(architecture, threaded=False, cache_bytes=budget)
+    fresh = tiny_models.engine(architecture, threaded=False)
+    runs: list[Run] = []
+    for act in acts:
+        if act.of is not None and runs:
+            parent = runs[act.of % len(runs)]
+            at = min(act.at, len(parent.steps))
+            run = parent.branch(at, token_id=act.token_id, strategy=act.strategy, more=act.length)
+            taken = [*parent.prompt_ids, *(step.token_id for step in parent.steps[:at])]
+            forced = act.token_id
+        else:
+            run = engine.stream(
+                Request(token_ids=act.prompt, strategy=act.strategy, max_new_tokens=act.length)
+            )
+            at, taken, forced = 0, list(act.prompt), None
+        runs.append(run)
+        if act.stop_after is None:
+            drained(run)
+        else:
+            for _ in range(act.stop_after):
+                engine.step()
+            run.cancel()
+            engine.step()
+        assert held(engine) <= budget
+        made = [step.token_id for step in run.steps[at:]]
+        if not made:
+            continue
+        if forced is not None:
+            assert made[0] == forced
+            taken, made = [*taken, forced], made[1:]
+        if made:
+            wanted = fresh.generate(
+                Request(
+                    token_ids=taken,
+                    strategy=run.request.strategy,
+                    max_new_tokens=len(made),
+                    use_cache=False,
+                )
+            )
+            assert made == list(wanted.token_ids)
+            steps = [event for event in wanted.events if isinstance(event, Step)]
+            for a, b in zip(run.steps[-len(made) :], steps, strict=True):
+                same_numbers(replace(a, index=b.index, text=b.text), b)
+
+
+# the loop
+
+
+def test_without_a_thread_step_drives_everything(build: Build) -> None:
+    engine = build(threaded=False)
+    assert engine.step() is False
+    run = engine.stream(asked(max_new_tokens=3))
+    assert run.steps == []
+    assert [engine.step() for _ in range(4)] == [True, True, True, False]
+    assert run.finished.reason == "length"
+    assert engine.loop._thread is None
+
+
+def test_an_idle_loop_sleeps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = itertools.count()
+    turn = engine.loop.turn
+    monkeypatch.setattr(engine.loop, "turn", lambda: (next(count), turn())[1])
+    drained(engine.stream(asked()))
+    paused = engine.stream(asked(max_new_tokens=500))
+    paused.pause()
+    paced = engine.stream(asked(max_new_tokens=500))
+    paced.pace(1)
+    time.sleep(0.1)
+    before = next(count)
+    time.sleep(0.4)
+    assert next(count) - before <= 4
+    for run in (paused, paced):
+        run.cancel()
+        drained(run)
+
+
+def test_status_and_timeline(build: Build) -> None:
+    engine = build(cache_bytes=roomy(40) * 256, threaded=False)
+    idle = engine.status()
+    assert (idle.running, idle.waiting, idle.cache_bytes, idle.tokens_per_s) == (0, 0, 0, 0.0)
+    runs = [engine.stream(asked(max_new_tokens=4)) for _ in range(2)]
+    engine.step()
+    engine.step()
+    busy = engine.status()
+    assert (busy.running, busy.waiting) == (1, 1)
+    assert busy.cache_bytes > 0
+    assert busy.trace_bytes == 2 * 4 * VOCAB
+    for run in runs:
+        drained(run)
+    told = engine.timeline()
+    assert [turn.kind for turn in told] == ["prefill", "decode", "decode", "decode"] * 2
+    assert [turn.handle for turn in told] == [runs[0].handle] * 4 + [runs[1].handle] * 4
+    assert told[0].tokens == len(runs[0].prompt_ids)
+    assert all(a.start_s + a.duration_s <= b.start_s for a, b in itertools.pairwise(told))
+    assert engine.status().tokens_per_s > 0
+
+
+def test_close_ends_all_runs(build: Build) -> None:
+    engine = build(cache_bytes=roomy(950) * 256)
+    running, waiting = (engine.stream(asked(max_new_tokens=900)) for _ in range(2))
+    while not running.steps:
+        running.wait(1, timeout=5)
+    engine.close()
+    for run in (running, waiting):
+        assert drained(run)[-1].reason == "cancelled"
+    assert not engine.loop._thread.is_alive()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.stream(asked())
+    assert running.reweigh(0, Greedy()).index == 0  # its logits are still there
+    engine.close()
+
+
+def test_a_given_up_step_of_a_closed_engine_says_so(build: Build) -> None:
+    engine = build(trace_bytes=0)
+    run = engine.stream(asked(max_new_tokens=2))
+    drained(run)
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        run.reweigh(0)
+
+
+def test_no_run_outlives_a_close_that_it_races(build: Build) -> None:
+    for _ in range(20):
+        engine = build()
+        runs: list[Run] = []
+
+        def start(engine: Engine = engine, runs: list[Run] = runs) -> None:
+            try:
+                while True:
+                    runs.append(engine.stream(asked(max_new_tokens=500)))
+            except (RuntimeError, Busy):
+                pass
+
+        starter = threading.Thread(target=start)
+        starter.start()
+        time.sleep(0.002)
+        engine.close()
+        starter.join(10)
+        for run in runs:
+            run.wait(10**9, timeout=5)
+            assert run.finished is not None
+
+
+def test_as_a_context_manager_it_closes() -> None:
+    with tiny_models.engine() as engine:
+        run = engine.stream(asked(max_new_tokens=900))
+    assert drained(run)[-1].reason in ("cancelled", "length")
+
+
+def test_a_forgotten_engine_ends_its_thread() -> None:
+    engine = tiny_models.engine()
+    engine.generate(asked())
+    thread = engine.loop._thread
+    assert thread.is_alive()
+    del engine
+    until = time.perf_counter() + 5
+    while thread.is_alive() and time.perf_counter() < until:
+        gc.collect()  # its last turn may still hold the run, and with it the engine
+        thread.join(0.01)
+    assert not thread.is_alive()
+
+
+def test_many_threads_at_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """Runs, branches, questions, cancellations and status from eight threads."""
+    engine = build(max_waiting=200, cache_bytes=roomy(60) * 256 * 6, trace_bytes=4 * VOCAB * 50)
+    wanted = shared().generate(asked()).token_ids
+    reweighed = shared().stream(asked())
+    drained(reweighed)
+    reweighed = reweighed.reweigh(5, Sampling(top_k=3))
+    faults: list[BaseException] = []
+    until = time.perf_counter() + 2
+
+    def person(number: int) -> None:
+        try:
+            while time.perf_counter() < until:
+                run = engine.stream(asked())
+                assert tuple(s.token_id for s in drained(run)[1:] if isinstance(s, Step)) == wanted
+                branch = run.branch(6, more=6)
+                drained(branch)
+                assert tuple(step.token_id for step in branch.steps) == wanted
+                same_numbers(run.reweigh(5, Sampling(top_k=3)), reweighed)
+                left = engine.stream(asked(max_new_tokens=100))
+                if number % 2:
+                    left.pace(1000)
+                left.cancel()
+                assert engine.status().running >= 0
+        except BaseException as fault:
+            faults.append(fault)
+
+    with caplog.at_level(logging.ERROR):
+        people = [threading.Thread(target=person, args=(n,)) for n in range(8)]
+        for one in people:
+            one.start()
+        for one in people:
+            one.join(30)
+    assert faults == []
+    assert caplog.records == []
+
+
+# faults
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """Greedy until its third step, then a bug."""
+
+    where: str = "decide"
+    inner: Greedy = field(default_factory=Greedy)
+    draws = False
+    seed = None
+
+    def with_seed(self, seed: int) -> Faulty:
+        return self
+
+    def choose(self, logits: torch.Tensor, context: Any) -> Any:
+        return self.inner.choose(logits, context)
+
+    def decider(self) -> Any:
+        if self.where == "decider":
+            raise ZeroDivisionError("no decider")
+        return self._Decider(self.inner.decider())
+
+    @dataclass
+    class _Decider:
+        inner: Any
+        steps: int = 0
+
+        def decide(self, rows: Any) -> Any:
+            self.steps += 1
+            if self.steps == 3:
+                raise KeyError("a bug in a strategy")
+            return self.inner.decide(rows)
+
+
+@pytest.mark.parametrize(("where", "steps"), [("decider", 0), ("decide", 2)])
+def test_a_fault_in_a_strategy_ends_that_run_alone(
+    build: Build, where: str, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build()
+    with caplog.at_level(logging.CRITICAL):
+        others = [engine.stream(asked(max_new_tokens=30)) for _ in range(2)]
+        faulty = engine.stream(asked(strategy=Faulty(where)))
+        finished = drained(faulty)[-1]
+    assert finished.reason == "error"
+    assert "no decider" in finished.message or "a bug in a strategy" in finished.message
+    assert len(faulty.steps) == steps
+    assert finished.text == "".join(step.text for step in faulty.steps)
+    with pytest.raises(RuntimeError, match=r"bug|decider"):
+        faulty.result()
+    assert all(drained(run)[-1].reason == "length" for run in others)
+    assert engine.status().running == 0
+    wanted = shared().generate(asked()).token_ids
+    assert engine.generate(asked()).token_ids == wanted
+
+
+def test_a_fault_in_the_model_ends_that_run_alone(
+    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build()
+    forward, mine = engine.backbone.forward, 299
+
+    def failing(feeds: Any, *rest: Any) -> Any:
+        outputs = forward(feeds, *rest)  # the cache is half written when it fails
+        if any(mine in feed.token_ids for feed in feeds):
+            raise MemoryError("out of memory")
+        return outputs
+
+    monkeypatch.setattr(engine.backbone, "forward", failing)
+    with caplog.at_level(logging.CRITICAL):
+        good = engine.stream(asked(max_new_tokens=30))
+        finished = drained(engine.stream(asked(None, token_ids=[5, 6, mine])))[-1]
+    assert (finished.reason, finished.message) == ("error", "MemoryError: out of memory")
+    assert drained(good)[-1].reason == "length"
+    monkeypatch.undo()
+    again = engine.generate(asked(None, token_ids=[5, 6, mine]))
+    assert again.token_ids == shared().generate(asked(None, token_ids=[5, 6, mine])).token_ids
+    assert again.events[-1].reused == 0
+
+
+def test_logits_that_are_no_numbers_end_the_run_with_a_message(
+    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build()
+    forward = engine.backbone.forward
+
+    def broken(feeds: Any, *rest: Any) -> Any:
+        return [replace(o, logits=o.logits * float("nan")) for o in forward(feeds, *rest)]
+
+    monkeypatch.setattr(engine.backbone, "forward", broken)
+    with caplog.at_level(logging.CRITICAL):
+        finished = drained(engine.stream(asked()))[-1]
+    assert finished.reason == "error"
+    assert "NaN" in finished.message
+
+
+def test_a_fault_in_a_question_belongs_to_who_asked(engine: Engine) -> None:
+    with pytest.raises(ZeroDivisionError):
+        engine.loop.between_turns(lambda: 1 / 0)
+    assert engine.generate(asked()).finish_reason == "length"
+
+
+# strategies of one's own: several rows, several tokens
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """Greedy through guesses: several tokens are checked in one pass, wrong ones rejected.
+
+    Attributes:
+        oracle: the text to guess from; every third guess is spoilt.
+        bonus: whether a pass whose guesses all held also adds the token after them.
+    """
+
+    oracle: tuple[int, ...]
+    prompt: int
+    guesses: int = 4
+    bonus: bool = True
+    inner: Greedy = field(default_factory=Greedy)
+    draws = False
+    seed = None
+
+    def with_seed(self, seed: int) -> Guessing:
+        return self
+
+    def choose(self, logits: torch.Tensor, context: Any) -> Any:
+        return self.inner.choose(logits, context)
+
+    def decider(self) -> Any:
+        return _Guesser(self)
+
+
+class _Guesser:
+    def __init__(self, strategy: Guessing) -> None:
+        self.strategy, self.proposed = strategy, ()
+
+    def decide(self, rows: Any) -> Decision:
+        (row,) = rows
+        known = len(row.context) - len(self.proposed)
+        assert row.logits.shape == (1 + len(self.proposed), VOCAB)
+        assert tuple(row.context[known:]) == self.proposed
+        choices = []
+        for i, logits in enumerate(row.logits):
+            if i == len(self.proposed) and i and not self.strategy.bonus:
+                break
+            choices.append(self.strategy.choose(logits, row.context[: known + i]))
+            if i < len(self.proposed) and choices[-1].token_id != self.proposed[i]:
+                break
+        append = tuple(choice.token_id for choice in choices)
+        at = known + len(append) - self.strategy.prompt
+        guesses = self.strategy.oracle[at : at + self.strategy.guesses]
+        self.proposed = tuple(
+            (g + 1) % VOCAB if (at + i) % 3 == 2 else g for i, g in enumerate(guesses)
+        )
+        return Decision((Continuation(0, append, self.proposed),), tuple(choices))
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("bonus", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral"])
+def test_several_tokens_a_pass_equal_greedy(
+    build: Build, architecture: str, bonus: bool, use_cache: bool
+) -> None:
+    engine = build(architecture, threaded=False)
+    ids = engine.tokenize(asked())
+    greedy = engine.generate(asked(strategy=Greedy(), max_new_tokens=40))
+    engine.loop.kept.shrink(0)
+    engine.loop.timeline.clear()
+    strategy = Guessing(greedy.token_ids, len(ids), bonus=bonus)
+    made = engine.generate(asked(strategy=strategy, max_new_tokens=40, use_cache=use_cache))
+    assert made.token_ids == greedy.token_ids
+    assert made.text == greedy.text
+    assert turns(engine) < 30  # of 39
+    steps = [event for event in made.events if isinstance(event, Step)]
+    for a, b in zip(steps, greedy.events[1:-1], strict=True):
+        same_numbers(a, b)
+    work = sum(turn.duration_s for turn in engine.timeline())
+    assert sum(step.duration_s for step in steps) <= work
+    # The cache that it leaves holds nothing of what was rejected.
+    after = asked(None, token_ids=[*ids, *greedy.token_ids], strategy=Greedy())
+    again = engine.generate(after)
+    assert again.token_ids == build(architecture).generate(after).token_ids
+    if use_cache:
+        assert again.events[-1].reused > len(ids) + 30
+
+
+def test_an_end_among_several_tokens_ends_the_run_there(build: Build) -> None:
+    greedy = shared().generate(asked(strategy=Greedy(), max_new_tokens=40)).token_ids
+    prompt = len(shared().tokenize(asked()))
+    strategy = Guessing(greedy, prompt)
+    assert shared().generate(asked(strategy=strategy, max_new_tokens=7)).token_ids == greedy[:7]
+    end = greedy[10]
+    ended = build(ends=(end,)).generate(asked(strategy=strategy, max_new_tokens=40))
+    assert ended.token_ids == greedy[: greedy.index(end) + 1]
+    assert ended.finish_reason == "eos"
+
+
+@dataclass(frozen=True)
+class TwoRows:
+    """Beam search with two beams, as small as it can be; `seen` gets the rows of every step."""
+
+    seen: list[list[tuple[float, list[int]]]] = field(default_factory=list, compare=False)
+    inner: Greedy = field(default_factory=Greedy)
+    draws = False
+    seed = None
+
+    def with_seed(self, seed: int) -> TwoRows:
+        return self
+
+    def choose(self, logits: torch.Tensor, context: Any) -> Any:
+        return self.inner.choose(logits, context)
+
+    def decider(self) -> Any:
+        return _TwoRows(self)
+
+
+class _TwoRows:
+    def __init__(self, strategy: TwoRows) -> None:
+        self.strategy, self.totals = strategy, [0.0]
+
+    def decide(self, rows: Any) -> Decision:
+        options = []
+        for parent, (row, total) in enumerate(zip(rows, self.totals, strict=True)):
+            logprobs = row.logits[-1].double().log_softmax(-1) + total
+            best = logprobs.topk(2)
+            options += [
+                (value, parent, token_id)
+                for value, token_id in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ]
+        kept = sorted(options, reverse=True)[:2]
+        self.totals = [total for total, _, _ in kept]
+        self.strategy.seen.append([(t, [*rows[p].context, i]) for t, p, i in kept])
+        _, parent, token_id = kept[0]
+        choice = replace(
+            self.strategy.choose(rows[parent].logits[-1], rows[parent].context), token_id=token_id
+        )
+        return Decision(tuple(Continuation(p, (i,)) for _, p, i in kept), (choice,))
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_rows_that_fork_are_beam_search(build: Build, architecture: str, use_cache: bool) -> None:
+    engine, strategy = build(architecture, threaded=False), TwoRows()
+    ids = list(engine.tokenize(asked()))
+    run = engine.stream(asked(strategy=strategy, max_new_tokens=15, use_cache=use_cache))
+    drained(run)
+    wanted = tiny_models.model(architecture).generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        num_beams=2,
+        num_return_sequences=2,
+        do_sample=False,
+        max_new_tokens=15,
+        pad_token_id=0,
+        length_penalty=0.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    rows = strategy.seen[-1]
+    assert [row for _, row in rows] == wanted.sequences.tolist()
+    assert [total for total, _ in rows] == pytest.approx(wanted.sequences_scores.tolist(), rel=1e-4)
+    parents = [{tuple(row[:-1]) for _, row in rows} for rows in strategy.seen[1:]]
+    assert any(len(p) == 1 for p in parents)  # both from one row: it was forked
+    assert any(len(p) == 2 for p in parents)
+
+
+# what is no model for this engine
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: transformers.MambaForCausalLM(
+            transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=VOCAB)
+        ),
+        lambda: transformers.T5ForConditionalGeneration(
+            transformers.T5Config(
+                d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=VOCAB
+            )
+        ),
+        lambda: tiny_models.model("llama").model,
+    ],
+    ids=["state space", "encoder-decoder", "no head"],
+)
+def test_only_decoders_with_a_cache_are_taken(make: Callable[[], Any]) -> None:
+    with pytest.raises(ModelUnavailable, match="decoder-only"):
+        Engine(make(), tiny_models.tokenizer())
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"device": "abacus"},
+        {"device": None},
+        {"precision": "fp8"},
+        {"precision": []},
+        {"cache_bytes": 0},
+        {"cache_bytes": 1000},  # not one short run would fit
+        {"cache_bytes": 2.5},
+        {"cache_bytes": float("nan")},
+        {"trace_bytes": -1},
+        {"max_waiting": 0},
+        {"max_waiting": "many"},
+    ],
+    ids=str,
+)
+def test_limits_are_checked(limits: dict[str, Any]) -> None:
+    with pytest.raises(FieldError) as caught:
+        tiny_models.engine(**limits)
+    assert caught.value.field == next(iter(limits))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _closed() -> Iterator[None]:
+    yield
+    shared().close()
