@@ -30,6 +30,18 @@ def slider(*range_: float, **options: Any) -> gr.Slider:
     return made
 
 
+def effect_line(name: str) -> None:
+    """What a setting does to the shown step right now; the page's scripts write it."""
+    gr.HTML(
+        "",
+        html_template="",
+        js_on_load=None,
+        elem_classes=["effect"],
+        elem_id=f"effect-{name}",
+        apply_default_css=False,
+    )
+
+
 @dataclass
 class Labelled:
     """Components whose words change with the language: how each one is written."""
@@ -189,6 +201,7 @@ class DecodeTab:
             elem_id="seed",
             max_lines=1,
         )
+        effect_line("seed")
         with self._word(gr.Accordion, label_="controls.more", open=False, elem_id="more"):
             self._more()
 
@@ -246,15 +259,7 @@ class DecodeTab:
             info_=f"controls.{name}_info",
             elem_id=f"knob-{name}",
         )
-        # What the knob does to the shown step right now; the stage's scripts write it.
-        gr.HTML(
-            "",
-            html_template="",
-            js_on_load=None,
-            elem_classes=["effect"],
-            elem_id=f"effect-{name}",
-            apply_default_css=False,
-        )
+        effect_line(name)
 
     # what it does
 

@@ -25,6 +25,7 @@ export function course({ t, n, tip, select }) {
   element.append(band.element);
   let steps = [];
   let covered = 1;
+  let first = 0; // the first step that this run took itself
 
   pointing(plot, {
     tip,
@@ -64,6 +65,7 @@ export function course({ t, n, tip, select }) {
     band.place(run?.length ? selected : null, span);
     if (!changed(run, run?.version, run?.length, span, colours, plot.clientWidth)) return;
     steps = run?.steps ?? [];
+    first = run?.started?.inherited ?? 0;
     covered = span;
     plot.setAttribute("aria-label", summary());
     drawing.draw(() => figure(colours));
@@ -82,11 +84,14 @@ export function course({ t, n, tip, select }) {
       line: { color: colour, width, shape: "linear" },
       marker: { size: 4 },
     });
+    // The first step also reads the prompt: beside it all others would look alike, so it is cut off.
+    const plain = steps.filter((step) => step.index !== 0 && step.index !== first);
+    const longest = Math.max(1, ...(plain.length ? plain : steps).map((step) => step.ms));
     // Hundreds of bars are hundreds of elements; one stepped area looks the same.
     const times = (thin) => ({
       uid: thin ? "ms-area" : "ms",
       x,
-      y: steps.map((step) => step.ms),
+      y: steps.map((step) => Math.min(step.ms, longest * 1.05)),
       yaxis: "y3",
       ...(thin
         ? {
@@ -140,7 +145,6 @@ export function course({ t, n, tip, select }) {
       tickvals: powers,
       ticktext: powers.map(n.count),
     });
-    const longest = Math.max(1, ...steps.map((step) => step.ms));
     layout.yaxis3 = axis(2, {
       range: [0, longest * 1.05],
       tickvals: [0, longest],

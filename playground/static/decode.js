@@ -23,6 +23,9 @@ export async function connect({ element, props, watch, trigger, server, files })
     t: words(outside, language),
     n: numbers(language, words(dictionaries, language)),
   });
+  let settings = { strategy: "sampling", temperature: 1 };
+  let shown = null; // the step on the stage: {step, settings, what_if}
+  const tell = () => effects(shown?.settings ?? settings, shown?.step ?? null, told().t, told().n);
   const known = new Set(); // runs whose beginning has come
 
   const stage = mount(place, {
@@ -33,7 +36,10 @@ export async function connect({ element, props, watch, trigger, server, files })
       force: ({ handle, index, token_id }) => branch({ handle, at: index, token_id }),
       writeOn: ({ handle, index }) => branch({ handle, at: index }),
       backToRun: ({ settings }) => trigger("settings", settings),
-      shown: (view) => effects(view, told().t, told().n),
+      shown(view) {
+        shown = view;
+        tell();
+      },
     },
   });
 
@@ -91,13 +97,14 @@ export async function connect({ element, props, watch, trigger, server, files })
       if (running && handle()) ask("pace")({ handle: handle(), tokens_per_s: PACES[place] ?? null });
     },
     knobs(values) {
-      const settings = Object.fromEntries(NAMES.map((name, i) => [name, values[i]]));
-      dim(settings);
+      settings = Object.fromEntries(NAMES.map((name, i) => [name, values[i]]));
       stage.knobs(settings);
+      if (!shown) tell();
     },
     language(next) {
       language = next;
       stage.setLanguage(next);
+      tell();
     },
     theme() {
       const dark = !document.body.classList.contains("dark");
@@ -107,6 +114,8 @@ export async function connect({ element, props, watch, trigger, server, files })
       stage.setTheme(dark ? "dark" : "light");
     },
   };
+  // What is folded away is drawn when it opens; its lines have to be written then.
+  document.querySelector("#knobs")?.addEventListener("click", () => setTimeout(tell, 60));
   if (window.innerWidth <= 860) document.querySelector("#fold > button.open")?.click();
   stage.setTheme(document.body.classList.contains("dark") ? "dark" : "light");
 
@@ -115,16 +124,6 @@ export async function connect({ element, props, watch, trigger, server, files })
   };
   watch("value", take);
   take();
-}
-
-/** Knobs that have no effect under the chosen strategy look so; their line says why. */
-function dim({ strategy, temperature }) {
-  const greedy = strategy === "greedy";
-  for (const name of NAMES.slice(1)) {
-    const idle = greedy ? !name.includes("repe") : Number(temperature) === 0 && !["temperature"].includes(name) && !name.includes("repe");
-    document.getElementById(`knob-${name}`)?.classList.toggle("idle", idle);
-  }
-  document.getElementById("seed")?.classList.toggle("idle", greedy || Number(temperature) === 0);
 }
 
 function script(source) {

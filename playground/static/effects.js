@@ -1,43 +1,49 @@
-// One live line under each knob: what it does to the shown step now.
+// One live line under each knob: what it does to the shown step now, or why it does nothing.
 
 const CUTS = ["top_k", "top_p", "min_p", "typical_p", "no_repeat_ngram_size"];
+const OF_THE_DRAW = ["temperature", "top_k", "top_p", "min_p", "typical_p", "seed"];
 
 /**
- * @param {{step: object, settings: object}|null} view the shown step and the settings it is shown under
+ * @param {object} settings the knobs
+ * @param {object|null} step the shown step, weighed under these settings; null before the first
  * @param {Function} t words, with keys under "effects" of the locales
  * @param {object} n numbers
  */
-export function effects(view, t, n) {
-  const settings = view?.settings ?? {};
+export function effects(settings, step, t, n) {
   const greedy = settings.strategy === "greedy";
   const cold = !greedy && Number(settings.temperature) === 0;
-  const found = new Map((view?.step.effects ?? []).map((effect) => [effect[0], effect]));
-  const line = (name, text) => {
+  const did = new Map((step?.effects ?? []).map((effect) => [effect[0], named(effect)]));
+  const lines = { seed: "", temperature: step ? temperature(did.get("temperature"), t, n) : "" };
+  for (const name of CUTS) lines[name] = step ? cut(did.get(name), t, n) : "";
+  lines.repetition_penalty = step ? penalty(did.get("repetition_penalty"), settings, t, n) : "";
+
+  for (const name of OF_THE_DRAW) {
+    const turnsIt = name === "temperature" && cold;
+    if (greedy) lines[name] = t("idle");
+    else if (cold) lines[name] = turnsIt ? t("cold") : t("idle_cold");
+    const control = document.querySelector(`#knob-${name}, #${name}`);
+    control?.classList.toggle("idle", greedy || (cold && !turnsIt));
+  }
+  for (const [name, text] of Object.entries(lines)) {
     const place = document.querySelector(`#effect-${name}`);
     if (place && place.textContent !== text) place.textContent = text;
-  };
-  const idle = (name) => (greedy ? t("idle") : cold && name !== "temperature" ? t("idle_cold") : null);
-
-  line("temperature", idle("temperature") ?? temperature(view, found.get("temperature"), cold, t, n));
-  for (const name of CUTS) {
-    const held = name === "no_repeat_ngram_size" ? null : idle(name);
-    line(name, held ?? (view ? cut(found.get(name), t, n) : ""));
   }
-  const penalty = found.get("repetition_penalty");
-  const more = Number(settings.repetition_penalty) < 1;
-  line("repetition_penalty", !view ? "" : penalty
-    ? t(more ? "penalty_more" : "penalty", { count: n.count(penalty[3]) })
-    : t("penalty_none"));
 }
 
-function temperature(view, effect, cold, t, n) {
-  if (!view) return "";
-  if (cold) return t("cold");
-  if (!effect) return t("temperature_same");
-  return t("temperature", { before: n.probability(effect[4]), after: n.probability(effect[5]) });
+const named = ([, cut, share, changed, before, after]) => ({ cut, share, changed, before, after });
+
+function temperature(did, t, n) {
+  if (!did) return t("temperature_same");
+  return t("temperature", { before: n.probability(did.before), after: n.probability(did.after) });
 }
 
-function cut(effect, t, n) {
-  if (!effect || !effect[1]) return t("cuts_none");
-  return t("cuts", { count: n.count(effect[1]), share: n.probability(effect[2]) });
+function cut(did, t, n) {
+  if (!did?.cut) return t("cuts_none");
+  return t("cuts", { count: n.count(did.cut), share: n.probability(did.share) });
+}
+
+function penalty(did, settings, t, n) {
+  if (!did) return t("penalty_none");
+  const key = Number(settings.repetition_penalty) < 1 ? "penalty_more" : "penalty";
+  return t(key, { count: n.count(did.changed) });
 }
