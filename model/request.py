@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from . import ranges
@@ -82,17 +83,23 @@ def checked_strategy(value: Any) -> Strategy:
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+    try:
+        items = None if isinstance(value, (str, bytes)) else iter(value)
+    except TypeError:
+        items = None
+    if items is None:
         raise FieldError("token_ids", value, "a list of token numbers", "token_ids")
-    return tuple(ranges.whole("token_ids", v, 0, 2**31 - 1) for v in value)
+    return tuple(ranges.whole("token_ids", v, 0, 2**31 - 1) for v in items)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     value = (value,) if isinstance(value, str) else value
     allowed = f"at most {MOST_STOPS} non-empty strings"
-    if not hasattr(value, "__iter__"):
-        raise FieldError("stop", value, allowed, "stop", most=MOST_STOPS)
-    stops = tuple(value)
+    try:
+        items = tuple(islice(value, MOST_STOPS + 1))
+    except TypeError:
+        items = ("",)
+    stops = tuple(ranges.text("stop", s, LONGEST_STOP) for s in items)
     if len(stops) > MOST_STOPS or "" in stops:
         raise FieldError("stop", value, allowed, "stop", most=MOST_STOPS)
-    return tuple(ranges.text("stop", s, LONGEST_STOP) for s in stops)
+    return stops
