@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 
 from .backbone import Feed, Output
 from .events import Candidate, Effect, Step
-from .kv_cache import Slot
+from .kv_cache import CHUNK, Slot
 from .request import Request
 from .strategies import Choice, Continuation, Decision, RowLogits
 from .token_text import TokenText
 from .trace import Moment
-
-CHUNK = 256  # prompt tokens run in one step, so that a long prompt can be stopped on its way
 
 
 @dataclass

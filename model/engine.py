@@ -16,11 +16,11 @@ import torch
 from . import device as devices
 from . import ranges
 from .backbone import Feed, TransformersBackbone
-from .decoding import CHUNK, step_of
+from .decoding import step_of
 from .draw import new_seed
 from .errors import Busy, FieldError, Gone
 from .events import Started, Step
-from .kv_cache import roomy
+from .kv_cache import CHUNK, roomy
 from .loop import Loop, Turn
 from .prompt import end_ids, prompt_ids, start_id
 from .request import MOST_NEW_TOKENS, Request, checked_strategy
@@ -307,14 +307,14 @@ class Engine:
 
     # what runs ask for
 
-    def logits(self, moment: Moment, context: Sequence[int]) -> torch.Tensor:
+    def logits(self, moment: Moment, context: Sequence[int], prompt: int) -> torch.Tensor:
         """A recorded step's logits; one forward pass over its prefix where they were given up.
 
-        *Shape:* (vocab,).
+        *Shape:* (vocab,). The first `prompt` tokens of the context are the run's prompt.
         """
         held = self.trace.logits(moment)
         if held is None:
-            held = self.loop.between_turns(lambda: self.loop.logits_after(list(context)))
+            held = self.loop.between_turns(lambda: self.loop.logits_after(list(context), prompt))
             self.trace.keep(moment, held)
         return held
 

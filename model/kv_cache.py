@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+CHUNK = 256  # prompt tokens run in one step, so that a long prompt can be stopped on its way
 ROOM = 64  # a full buffer grows by this many tokens or by an eighth, whichever is more
 
 
@@ -84,9 +85,14 @@ class Slot:
 
     All layers keep every token, also in models with sliding windows (their masks hide what is too
     old), so that any slot can be cut back to any length.
+
+    Attributes:
+        prompt: how many tokens at the beginning are a run's prompt, computed `CHUNK` by `CHUNK`;
+            those behind came one step at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: int = 0) -> None:
+        self.prompt = prompt
         self.cache = Cache(layer_class_to_replicate=GrowingLayer)
 
     @property
@@ -105,7 +111,7 @@ class Slot:
 
     def fork(self, length: int | None = None) -> Slot:
         """A slot of its own with the first `length` (all) tokens of this one."""
-        twin = Slot()
+        twin = Slot(self.prompt)
         twin.cache.layers = [
             layer.copy(self.length if length is None else length) for layer in self.cache.layers
         ]
@@ -113,10 +119,16 @@ class Slot:
 
 
 class Kept:
-    """Slots of runs that are over, least recently used given up first."""
+    """Slots of runs that are over, least recently used given up first.
+
+    Keys and values of one token differ in their last bits with the number of tokens that are run
+    together. So that a result never depends on what others asked before, a slot serves where they
+    were run as they would be now: behind a prompt of the same length all of it, else whole chunks
+    of the prompt.
+    """
 
     def __init__(self) -> None:
-        self._slots: OrderedDict[tuple[int, ...], Slot] = OrderedDict()
+        self._slots: OrderedDict[tuple[int, tuple[int, ...]], Slot] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -129,28 +141,36 @@ class Kept:
     def put(self, token_ids: Sequence[int], slot: Slot) -> None:
         """Keep a slot that holds the first `slot.length` of `token_ids`."""
         if slot.length:
-            held = tuple(token_ids[: slot.length])
+            held = slot.prompt, tuple(token_ids[: slot.length])
             self._slots[held] = slot
             self._slots.move_to_end(held)
 
-    def take(self, token_ids: Sequence[int]) -> Slot:
-        """The slot that holds most of the beginning of `token_ids`, cut to what they share.
+    def take(self, token_ids: Sequence[int], prompt: int) -> Slot:
+        """The slot that serves for most of the beginning of `token_ids`, cut to that.
+
+        The first `prompt` of them are the run's prompt.
 
         At least the last token is left out, because only running it gives its logits. A slot that
         goes on differently stays for others and is copied; one that is a beginning is handed over.
         """
         wanted = tuple(token_ids)
         best, shared = None, 0
-        for held in self._slots:
+        for key in self._slots:
+            its_prompt, held = key
             common = min(_common(held, wanted), len(wanted) - 1)
+            if not its_prompt == prompt <= common:
+                common = min(common, its_prompt, prompt) // CHUNK * CHUNK
             if common > shared:
-                best, shared = held, common
+                best, shared = key, common
         if best is None:
-            return Slot()
-        if shared < len(best):
+            return Slot(prompt)
+        if shared < len(best[1]):
             self._slots.move_to_end(best)
-            return self._slots[best].fork(shared)
-        return self._slots.pop(best)
+            slot = self._slots[best].fork(shared)
+        else:
+            slot = self._slots.pop(best)
+        slot.prompt = prompt
+        return slot
 
     def shrink(self, nbytes: int) -> None:
         """Give up slots until they hold at most `nbytes`."""

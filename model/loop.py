@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 
 from .backbone import Backbone, Feed
-from .decoding import CHUNK, Decoding, Row
+from .decoding import Decoding, Row
 from .events import Finished, Waiting
-from .kv_cache import Kept, Slot
+from .kv_cache import CHUNK, Kept, Slot
 from .run import Run
 from .scheduler import Entry, Scheduler
 from .token_text import TokenText
@@ -117,12 +117,12 @@ class Loop:
         self.wake()
         return future.result()
 
-    def logits_after(self, context: Sequence[int]) -> torch.Tensor:
+    def logits_after(self, context: Sequence[int], prompt: int) -> torch.Tensor:
         """The logits behind a context, by running what no kept cache holds of it.
 
-        *Shape:* (vocab,). Call it between turns.
+        *Shape:* (vocab,). Call it between turns. `prompt` as in `Kept.take`.
         """
-        slot = self.kept.take(context)
+        slot = self.kept.take(context, prompt)
         while True:
             unfed = context[slot.length :]
             last = len(unfed) <= CHUNK
@@ -199,14 +199,15 @@ class Loop:
     def _begin(self, entry: Entry) -> None:
         run = entry.run
         context = run.context(len(run.steps))
-        slot = self.kept.take(context) if run.request.use_cache else None
+        prompt = len(run.prompt_ids)
+        slot = self.kept.take(context, prompt) if run.request.use_cache else None
         self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))
         entry.reused = slot.length if slot is not None else 0
         entry.decoding = Decoding(
             run.request,
             [Row(context, slot)],
             self.text,
-            len(run.prompt_ids),
+            prompt,
             run.steps,
             run.moments,
             entry.forced,

@@ -224,7 +224,8 @@ class Run:
             seeds = (own.seed, self.request.strategy.seed, 0)
             strategy = strategy.with_seed(next(s for s in seeds if s is not None))
         context = self.context(index)
-        return strategy.choose(self.engine.logits(self.moments[index], context), context)
+        logits = self.engine.logits(self.moments[index], context, len(self.prompt_ids))
+        return strategy.choose(logits, context)
 
     def context(self, index: int) -> list[int]:
         """The tokens before step `index`."""
