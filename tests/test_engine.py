@@ -36,10 +36,12 @@ from model import (
     Started,
     Step,
     Waiting,
+    decoding,
+    kv_cache,
+    loop,
 )
 from model import run as run_module
-from model.decoding import CHUNK
-from model.kv_cache import roomy
+from model.kv_cache import CHUNK, roomy
 from model.strategies import Continuation, Decision, Strategy
 
 PROMPT = "The capital of France is"
@@ -59,6 +61,10 @@ def drained(run: Run) -> list[Any]:
 
 def untimed(step: Step) -> Step:
     return replace(step, duration_s=0.0)
+
+
+def same_step(a: Step, b: Step) -> None:
+    assert untimed(a) == untimed(b)
 
 
 def same_numbers(a: Step, b: Step) -> None:
@@ -356,7 +362,7 @@ def test_a_run_does_not_depend_on_its_company(build: Build) -> None:
         assert made.token_ids == alone.token_ids
         for a, b in zip(made.events, alone.events, strict=False):
             if isinstance(a, Step) and isinstance(b, Step):
-                same_numbers(a, b)
+                same_step(a, b)
 
 
 # branches
@@ -376,7 +382,7 @@ def test_a_continued_run_equals_the_longer_one(strategy: Strategy, cut: int) -> 
     assert [e.index for e in events if isinstance(e, Step)] == list(range(cut, 24))
     assert longer.steps[:cut] == short.steps
     for a, b in zip(longer.steps, whole.events[1:-1], strict=True):
-        same_numbers(a, b)
+        same_step(a, b)
     assert events[-1].reused >= len(longer.prompt_ids) + cut - 1
 
 
@@ -490,7 +496,7 @@ def test_reweigh_is_what_a_run_with_those_settings_reports(build: Build, trace_b
     run = engine.stream(asked(max_new_tokens=9))
     drained(run)
     assert engine.status().trace_bytes <= trace_bytes
-    for index in (1, 4, 8):
+    for index in (0, 1, 4, 8):
         assert untimed(run.reweigh(index, num_candidates=5)) == untimed(run.steps[index])
         for strategy in OTHERS:
             # The same token forced under those settings, so that the text is the same.
@@ -505,7 +511,7 @@ def test_reweigh_is_what_a_run_with_those_settings_reports(build: Build, trace_b
 
 @pytest.mark.parametrize("strategy", OTHERS, ids=str)
 def test_reweigh_of_the_first_step(build: Build, strategy: Strategy) -> None:
-    """Its logits came from the whole prompt at once, those of a fresh run may come from a cache."""
+    """As a fresh run on another engine would report it."""
     engine = build()
     run = engine.stream(asked(max_new_tokens=1))
     drained(run)
@@ -814,36 +820,54 @@ def test_the_cache_budget_holds_at_every_step(build: Build) -> None:
     assert all(run.finished.reason == "length" for run in runs)
 
 
-def test_the_same_prompt_again_is_not_computed_again(build: Build) -> None:
+def test_a_prompt_that_is_known_is_not_computed_again(build: Build) -> None:
+    """In whole chunks, so that every number is what it would have been without a cache."""
     engine = build()
-    ids = list(range(10, 50))
-    first = engine.generate(asked(None, token_ids=ids))
-    assert first.events[-1].reused == 0
-    again = engine.generate(asked(None, token_ids=ids))
-    assert again.events[-1].reused == 39  # all but the last, which gives the logits
-    assert again.token_ids == first.token_ids
-    longer = engine.generate(asked(None, token_ids=[*ids, 3, 4]))
-    assert longer.events[-1].reused == 40
-    other = engine.generate(asked(None, token_ids=[99, *ids]))
-    assert other.events[-1].reused == 0
-    without = engine.generate(asked(None, token_ids=ids, use_cache=False))
-    assert without.events[-1].reused == 0
+    ids = [(11 * i) % VOCAB for i in range(2 * CHUNK + 60)]
+
+    def again(token_ids: list[int], **options: Any) -> int:
+        request = asked(None, token_ids=token_ids, max_new_tokens=3, **options)
+        made = engine.generate(request)
+        alone = build().generate(request)
+        for a, b in zip(made.events[1:-1], alone.events[1:-1], strict=True):
+            same_step(a, b)
+        return made.events[-1].reused
+
+    assert again(ids) == 0
+    assert again(ids) == 2 * CHUNK
+    assert again([*ids, 3, 4]) == 2 * CHUNK
+    assert again(ids[: 2 * CHUNK + 1]) == 2 * CHUNK
+    assert again(ids[: 2 * CHUNK]) == CHUNK  # the last token must be run for its logits
+    assert again([*ids[: CHUNK + 9], 1, 2]) == CHUNK
+    assert again([99, *ids]) == 0
+    assert again(ids, use_cache=False) == 0
+
+
+def test_a_run_written_on_from_is_not_computed_again(build: Build) -> None:
+    engine = build()
+    run = engine.stream(asked(max_new_tokens=10))
+    drained(run)
+    known = len(run.prompt_ids)
+    for at in (10, 7, 1):
+        assert drained(run.branch(at, more=2))[-1].reused == known + at - 1
+    assert drained(run.branch(0, more=2))[-1].reused == 0  # a short prompt, to be run as one
 
 
 def test_least_recently_used_caches_go_first(build: Build) -> None:
-    engine = build(cache_bytes=roomy(20) * 256 * 3, threaded=False)  # room for three
-    prompts = [[i, i + 1, i + 2, i + 3, i + 4, i + 5] for i in (10, 20, 30, 40)]
+    length = CHUNK + 1
+    engine = build(cache_bytes=roomy(length + 2) * 256 * 3, threaded=False)  # room for three
 
-    def reused(ids: list[int]) -> int:
-        request = asked(None, token_ids=ids, max_new_tokens=2)
-        return engine.generate(request).events[-1].reused
+    def reused(first: int) -> bool:
+        ids = [first + i % 7 for i in range(length)]
+        made = engine.generate(asked(None, token_ids=ids, max_new_tokens=2))
+        return made.events[-1].reused == CHUNK
 
-    assert [reused(ids) for ids in prompts[:2]] == [0, 0]
-    assert reused(prompts[0]) == 5  # used again, so the other one is older now
-    assert reused(prompts[2]) == 0
-    assert reused(prompts[3]) == 0
-    assert reused(prompts[0]) == 5
-    assert reused(prompts[1]) == 0
+    assert [reused(10), reused(20)] == [False, False]
+    assert reused(10)  # used again, so the other one is older now
+    assert not reused(30)
+    assert not reused(40)
+    assert reused(10)
+    assert not reused(20)
 
 
 WORDS = [5, 90, 130]
@@ -878,15 +902,29 @@ acts = st.lists(
 )
 
 
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts run three tokens at a time, so that short ones have several chunks."""
+    for module in (kv_cache, decoding, loop):
+        monkeypatch.setattr(module, "CHUNK", 3)
+
+
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=EXACT)
 @given(acts, st.sampled_from(["llama", "gpt2", "mistral"]), st.sampled_from([2, 5, 100]))
-def test_shared_caches_never_change_a_result(acts: list[Act], architecture: str, room: int) -> None:
-    """Whatever runs, branches and cancellations came before: as on a fresh engine, no cache."""
+def test_shared_caches_never_change_a_result(
+    short_chunks: None, acts: list[Act], architecture: str, room: int
+) -> None:
+    """Whatever runs, branches and cancellations came before.
+
+    A run has exactly the numbers that it has on an engine of its own; a branch those of a run
+    without any cache, up to rounding.
+    """
     budget = roomy(30) * 512 * room
     engine = tiny_models.engine(architecture, threaded=False, cache_bytes=budget)
     fresh = tiny_models.engine(architecture, threaded=False)
     runs: list[Run] = []
     for act in acts:
+        alone = None
         if act.of is not None and runs:
             parent = runs[act.of % len(runs)]
             at = min(act.at, len(parent.steps))
@@ -898,6 +936,7 @@ def test_shared_caches_never_change_a_result(acts: list[Act], architecture: str,
                 Request(token_ids=act.prompt, strategy=act.strategy, max_new_tokens=act.length)
             )
             at, taken, forced = 0, list(act.prompt), None
+            alone = tiny_models.engine(architecture, threaded=False).generate(run.request)
         runs.append(run)
         if act.stop_after is None:
             drained(run)
@@ -907,6 +946,9 @@ def test_shared_caches_never_change_a_result(acts: list[Act], architecture: str,
             run.cancel()
             engine.step()
         assert held(engine) <= budget
+        if alone is not None:
+            for a, b in zip(run.steps, alone.events[1:], strict=False):
+                same_step(a, b)
         made = [step.token_id for step in run.steps[at:]]
         if not made:
             continue
@@ -1251,7 +1293,8 @@ def test_several_tokens_a_pass_equal_greedy(
     engine.loop.kept.shrink(0)
     engine.loop.timeline.clear()
     strategy = Guessing(greedy.token_ids, len(ids), bonus=bonus)
-    made = engine.generate(asked(strategy=strategy, max_new_tokens=40, use_cache=use_cache))
+    run = engine.stream(asked(strategy=strategy, max_new_tokens=40, use_cache=use_cache))
+    made = run.result()
     assert made.token_ids == greedy.token_ids
     assert made.text == greedy.text
     assert turns(engine) < 30  # of 39
@@ -1261,11 +1304,12 @@ def test_several_tokens_a_pass_equal_greedy(
     work = sum(turn.duration_s for turn in engine.timeline())
     assert sum(step.duration_s for step in steps) <= work
     # The cache that it leaves holds nothing of what was rejected.
-    after = asked(None, token_ids=[*ids, *greedy.token_ids], strategy=Greedy())
-    again = engine.generate(after)
-    assert again.token_ids == build(architecture).generate(after).token_ids
+    onwards = run.branch(strategy=Greedy(), more=8)
+    finished = drained(onwards)[-1]
+    longer = build(architecture).generate(asked(strategy=Greedy(), max_new_tokens=48))
+    assert tuple(step.token_id for step in onwards.steps) == longer.token_ids
     if use_cache:
-        assert again.events[-1].reused > len(ids) + 30
+        assert finished.reused > len(ids) + 30
 
 
 def test_an_end_among_several_tokens_ends_the_run_there(build: Build) -> None:

@@ -14,7 +14,7 @@ import torch
 from tiny_models import ARCHITECTURES, VOCAB, WINDOW
 
 from model import Engine, Greedy, Request, Result, Sampling, Step
-from model.decoding import CHUNK
+from model.kv_cache import CHUNK
 
 PROMPT = "The capital of France is"
 # Both sides compute in fp32, but one runs the whole prefix at once and the other token by token.
@@ -294,8 +294,9 @@ def default() -> Iterator[Engine]:
 
 
 @pytest.mark.default_model
-@pytest.mark.parametrize("settings", GREEDY.values(), ids=GREEDY)
-def test_default_model_greedy(default: Engine, settings: dict) -> None:
+@pytest.mark.parametrize("name", ["plain", "both"])
+def test_default_model_greedy(default: Engine, name: str) -> None:
+    settings = GREEDY[name]
     ids = default.tokenize(Request(prompt=PROMPT))
     wanted = reference(
         default.reference_model(), ids, 20, default.end_ids, do_sample=False, **settings
