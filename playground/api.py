@@ -39,7 +39,7 @@ def _generate(engine: Engine) -> Callable[..., Iterator[dict]]:
         repetition_penalty: float = 1.0,
         no_repeat_ngram_size: float = 0,
         seed: float | None = None,
-        max_new_tokens: float = 48,
+        max_new_tokens: float = settings.LENGTH,
         num_candidates: float = 20,
         stop: list[str] | None = None,
         chat: bool = False,
@@ -180,4 +180,6 @@ class _Told:
 
 
 def _plain(event: Started | Step | Finished) -> dict[str, Any]:
-    return asdict(event)
+    """Its fields. What a fault says of itself is for the log: it may name paths."""
+    plain = asdict(event)
+    return {**plain, "message": ""} if isinstance(event, Finished) else plain

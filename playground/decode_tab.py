@@ -17,17 +17,24 @@ from .stage import stage
 from .streaming import Audience
 
 log = logging.getLogger(__name__)
-LENGTH = (1, 512, 48)  # tokens: least, most, at first
+LENGTH = (1, 512, settings.LENGTH)  # tokens: least, most, at first
 PACES = (1, 3, 10, None)  # tokens a second; None: as fast as it goes
 IN_VIEW = ("temperature", "top_k", "top_p")
 EXPECTED = (FieldError, Busy, Gone)
 
 
+def unchecked(component: Any) -> Any:
+    """The component, its value not checked by gradio, which complains in English, but by us."""
+    component.preprocess = lambda payload: payload
+    return component
+
+
 def slider(*range_: float, **options: Any) -> gr.Slider:
-    """A slider whose value is checked by the engine, which complains in the reader's language."""
-    made = gr.Slider(*range_, **options)
-    made.preprocess = lambda payload: payload
-    return made
+    return unchecked(gr.Slider(*range_, **options))
+
+
+def radio(*choices: Any, **options: Any) -> gr.Radio:
+    return unchecked(gr.Radio(*choices, **options))
 
 
 def effect_line(name: str) -> None:
@@ -87,16 +94,17 @@ class DecodeTab:
         self._t, self._labelled = i18n, labelled
         self.inputs: dict[str, Any] = {}
         with gr.Row(elem_id="decode"):
-            with gr.Column(elem_id="ask", min_width=280):
-                self._ask()
-            with (
-                gr.Column(elem_id="knobs", min_width=280),
-                # Folded on a phone; a wide page shows what is in it and not that it could fold.
-                self._word(gr.Accordion, label_="controls.settings", open=True, elem_id="fold"),
-            ):
-                self._knobs()
+            with gr.Column(elem_id="controls", min_width=280):
+                with gr.Column(elem_id="ask", min_width=280):
+                    self._ask()
+                with (
+                    gr.Column(elem_id="knobs", min_width=280),
+                    # Folded on a phone; a wide page shows what is in it, not that it could fold.
+                    self._word(gr.Accordion, label_="controls.settings", open=True, elem_id="fold"),
+                ):
+                    self._knobs()
             with gr.Column(elem_id="view", min_width=280):
-                self.stage = stage(engine)
+                self.stage = stage(engine, ["strategy", *KNOBS], list(PACES))
         self._wire()
 
     # what it looks like
@@ -123,6 +131,7 @@ class DecodeTab:
             lambda lang: {
                 "label": words.say(lang, "controls.prompt"),
                 "placeholder": words.say(lang, "controls.prompt_hint"),
+                "info": foreign(self.engine, lang),
             },
         )
         with gr.Row(elem_id="main-buttons"):
@@ -136,17 +145,29 @@ class DecodeTab:
             self.step = button(gr.Button, value_="controls.step", size="sm", elem_id="step")
             self.go_on = button(gr.Button, value_="controls.go_on", size="sm", elem_id="go-on")
             self.reset = button(gr.Button, value_="controls.reset", size="sm", elem_id="reset")
+        self.inputs["pace"] = self._labelled.call(
+            radio(
+                [(self._t(f"controls.pace_{i}"), i) for i in range(len(PACES))],
+                value=len(PACES) - 1,
+                label=self._t("controls.pace"),
+                elem_id="pace",
+            ),
+            lambda lang: {
+                "choices": [(words.say(lang, f"controls.pace_{i}"), i) for i in range(len(PACES))],
+                "label": words.say(lang, "controls.pace"),
+            },
+        )
         self.examples = self._labelled.call(
             gr.Dataset(
                 components=[self.inputs["prompt"]],
-                samples=examples(words.FALLBACK),
+                samples=examples(self.engine, words.FALLBACK),
                 label=self._t("controls.examples"),
                 elem_id="examples",
                 type="values",
                 samples_per_page=20,
             ),
             lambda lang: {
-                "samples": examples(lang),
+                "samples": examples(self.engine, lang),
                 "label": words.say(lang, "controls.examples"),
             },
         )
@@ -156,7 +177,7 @@ class DecodeTab:
             return [(words.say(lang, f"controls.{name}"), name) for name in STRATEGIES]
 
         self.inputs["strategy"] = self._labelled.call(
-            gr.Radio(
+            radio(
                 [(self._t(f"controls.{name}"), name) for name in STRATEGIES],
                 value=STRATEGIES[0],
                 label=self._t("controls.strategy"),
@@ -179,18 +200,6 @@ class DecodeTab:
             label_="fields.max_new_tokens",
             info_="controls.max_new_tokens_info",
             elem_id="max_new_tokens",
-        )
-        self.inputs["pace"] = self._labelled.call(
-            gr.Radio(
-                [(self._t(f"controls.pace_{i}"), i) for i in range(len(PACES))],
-                value=len(PACES) - 1,
-                label=self._t("controls.pace"),
-                elem_id="pace",
-            ),
-            lambda lang: {
-                "choices": [(words.say(lang, f"controls.pace_{i}"), i) for i in range(len(PACES))],
-                "label": words.say(lang, "controls.pace"),
-            },
         )
         self.inputs["seed"] = self._word(
             gr.Textbox,
@@ -265,23 +274,27 @@ class DecodeTab:
 
     def _wire(self) -> None:
         quiet = {"show_progress": "hidden", "api_visibility": "private"}
+        # The newest press counts: gradio would drop it while an earlier one is still under way.
+        runs = {"trigger_mode": "multiple", "concurrency_limit": None, **quiet}
         values = list(self.inputs.values())
-        self.generate.click(
+        started = self.generate.click(
             self._generate,
             [self.language, *values],
             self.stage,
             js="(...values) => { window.playground?.starting(); return values; }",
-            concurrency_limit=None,
-            **quiet,
+            **runs,
         )
-        self.stage.branch(
-            self._branch,
-            [self.language, *values],
-            self.stage,
-            concurrency_limit=None,
-            **quiet,
-        )
+        branched = self.stage.branch(self._branch, [self.language, *values], self.stage, **runs)
+        for event in (started, branched):  # whatever became of it
+            event.then(None, None, None, js="() => { window.playground?.settled(); }")
         knobs = [self.inputs["strategy"], *(self.inputs[name] for name in KNOBS)]
+        self.stage.seed(
+            lambda event: str(event._data.get("seed", "")),
+            None,
+            self.inputs["seed"],
+            queue=False,
+            **quiet,
+        )
         self.stage.settings(self._set_knobs, None, knobs, queue=False, **quiet)
         gr.on(
             [knob.change for knob in knobs],
@@ -321,22 +334,23 @@ class DecodeTab:
         """Decode on from a step of an earlier run, or start, as the scripts ask."""
         given, asked = self._values(values), event._data if isinstance(event._data, dict) else {}
         if asked.get("handle") is None:
-            given["max_new_tokens"] = asked.get("more") or given["max_new_tokens"]
+            given["max_new_tokens"] = asked.get("more", given["max_new_tokens"])
             yield from self._followed(
                 lambda: self.engine.stream(settings.request(given)), language, given, request
             )
             return
-        at = asked.get("at")
 
         def start():
             parent = self.engine.run(asked["handle"])
-            parent.cancel()
-            return parent.branch(
-                at,
+            more = asked.get("more")
+            run = parent.branch(
+                asked.get("at"),
                 token_id=asked.get("token_id"),
                 strategy=settings.strategy(given),
-                more=asked.get("more") or given["max_new_tokens"],
+                more=given["max_new_tokens"] if more is None else more,
             )
+            parent.cancel()  # only now: what is refused changes nothing
+            return run
 
         yield from self._followed(start, language, given, request, asked["handle"])
 
@@ -351,8 +365,9 @@ class DecodeTab:
         """Start a run and send what it reports until it ends or the page goes."""
         session = request.session_hash or ""
         try:
+            pace = _tokens_per_s(given.get("pace"))
             run = start()
-            run.pace(_tokens_per_s(given.get("pace")))
+            run.pace(pace)
         except Exception as error:
             if not isinstance(error, EXPECTED):
                 log.exception("a run could not be started")
@@ -379,14 +394,34 @@ class DecodeTab:
 
 
 def _tokens_per_s(choice: Any) -> float | None:
-    places = range(len(PACES))
-    if isinstance(choice, bool) or choice not in places:
-        these = ", ".join(map(str, places))
+    """What a choice of the pace control means."""
+    if not isinstance(choice, int) or isinstance(choice, bool) or not 0 <= choice < len(PACES):
+        these = ", ".join(map(str, range(len(PACES))))
         raise FieldError("pace", choice, these, "one_of_these", these=these)
     return PACES[choice]
 
 
-def examples(language: str) -> list[list[str]]:
-    """Example prompts; the first is what the page opens with."""
+def _seed_of(event: gr.EventData) -> str:
+    """The seed that the scripts name, for its box; it is checked when a run is started with it."""
+    return str(event._data.get("seed", ""))[:40] if isinstance(event._data, dict) else ""
+
+
+def spoken(engine: Engine) -> tuple[str, ...]:
+    """The languages that the model was trained on, as far as the catalogue knows."""
+    return engine.info.languages if engine.info else ()
+
+
+def examples(engine: Engine, language: str) -> list[list[str]]:
+    """Example prompts that the model can go on with; the first is what the page opens with."""
+    turkish = {"tr", "mul"} & set(spoken(engine))
     texts = words.flat(words.language(language))
-    return [[text] for key, text in texts.items() if key.startswith("examples.")]
+    keys = [key for key in texts if key.startswith("examples.")]
+    return [[texts[key]] for key in keys if turkish or "turkish" not in key]
+
+
+def foreign(engine: Engine, language: str) -> str | None:
+    """A word of warning to a reader whose language the model was not trained on."""
+    known = spoken(engine)
+    if not known or language in known or "mul" in known:
+        return None
+    return words.say(language, "controls.one_language", languages=words.languages(language, known))

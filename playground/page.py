@@ -12,7 +12,7 @@ import gradio as gr
 from model import Engine
 
 from . import api, assets, theme, words
-from .decode_tab import DecodeTab, Labelled
+from .decode_tab import DecodeTab, Labelled, radio
 
 _STATIC = Path(__file__).parent / "static"
 THREADS = 200  # every page that watches a run holds one while it waits for news
@@ -66,7 +66,7 @@ def _heading(engine: Engine, labelled: Labelled, language: str | None) -> gr.Rad
             gr.HTML(_model(engine, words.FALLBACK), elem_id="model", apply_default_css=False),
             lambda lang: {"value": _model(engine, lang)},
         )
-        chosen = gr.Radio(
+        chosen = radio(
             [(name, code) for code, name in words.LANGUAGES.items()],
             value=language or words.FALLBACK,
             show_label=False,
@@ -93,8 +93,7 @@ def _model(engine: Engine, lang: str) -> str:
     info = engine.info
     parts = [info.title if info else engine.name]
     if info and info.languages:
-        spoken = [words.flat(lang).get(f"languages.{code}", code) for code in info.languages]
-        parts.append(", ".join(spoken))
+        parts.append(words.languages(lang, info.languages))
     status = engine.status()
     parts += [status.device, status.precision]
     return " · ".join(f"<span>{html.escape(part)}</span>" for part in parts)

@@ -9,6 +9,8 @@ from typing import Any
 
 from model import FieldError, Greedy, Request, Sampling
 
+MOST_CANDIDATES = 1000
+LENGTH = 48  # new tokens where nobody says how many
 LONGEST_TYPED = 200_000  # characters that the prompt box takes
 STRATEGIES = ("sampling", "greedy")
 
@@ -88,19 +90,26 @@ def request(values: Mapping[str, Any]) -> Request:
     Raises:
         FieldError: a value outside its range.
     """
-    optional = {
-        name: values[name]
-        for name in ("max_new_tokens", "num_candidates", "chat", "stop")
-        if values.get(name) is not None
-    }
-    if isinstance(optional.get("stop"), str):
-        optional["stop"] = stops(optional["stop"])
-    system = values.get("system")
-    if not (optional.get("chat") and system):
-        system = None
+    names = ("max_new_tokens", "num_candidates", "chat", "stop")
+    given = {name: values[name] for name in names if values.get(name) is not None}
+    given.setdefault("max_new_tokens", LENGTH)
+    if "num_candidates" in given:
+        given["num_candidates"] = candidates(given["num_candidates"])
+    if isinstance(given.get("stop"), str):
+        given["stop"] = stops(given["stop"])
+    # An empty system message is none: the template's own stays.
+    system = values.get("system") or None if given.get("chat") else None
     return Request(
-        prompt=values.get("prompt", ""), strategy=strategy(values), system=system, **optional
+        prompt=values.get("prompt", ""), strategy=strategy(values), system=system, **given
     )
+
+
+def candidates(count: Any) -> Any:
+    """A number of candidates to report; bounded, since every one is built for every step."""
+    if isinstance(count, (int, float)) and count > MOST_CANDIDATES:
+        allowed = f"a whole number from 1 to {MOST_CANDIDATES}"
+        raise FieldError("num_candidates", count, allowed, "whole", low=1, high=MOST_CANDIDATES)
+    return count
 
 
 def stops(typed: str) -> tuple[str, ...]:

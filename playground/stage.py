@@ -7,24 +7,32 @@ from typing import Any
 
 import gradio as gr
 
-from model import Engine, FieldError
+from model import Engine
 
 from . import messages, settings, words
 from .assets import PREFIX
 
-MOST_CANDIDATES = 1000
 LOADER = f"""
 const root = (window.gradio_config?.root ?? "").replace(/\\/$/, "");
-// Events of this component: 'branch' (decode on from a step), 'settings' (set the knobs).
+// Events of this component: 'branch' (decode on from a step), 'settings' (set the knobs),
+// 'seed' (set the seed).
 import(root + "{PREFIX}/decode.js").then((decode) =>
   decode.connect({{ element, props, watch, trigger, server, files: root + "{PREFIX}/" }}));
 """
 
 
-def stage(engine: Engine) -> gr.HTML:
-    """The component. Its value is the newest message; the scripts ask for the rest themselves."""
+def stage(engine: Engine, knobs: list[str], paces: list[float | None]) -> gr.HTML:
+    """The component. Its value is the newest message; the scripts ask for the rest themselves.
+
+    Args:
+        engine: what decodes.
+        knobs: names of the settings in the order in which the scripts are told their values.
+        paces: what the choices of the pace control mean, tokens a second.
+    """
     return gr.HTML(
         value="",
+        knobs=knobs,
+        paces=paces,
         html_template='<div class="stage-place"></div>',
         js_on_load=LOADER,
         server_functions=_answers(engine),
@@ -50,9 +58,7 @@ def _answers(engine: Engine) -> list[Callable[[Any], dict[str, Any]]]:
     def look(asked: dict[str, Any]) -> dict[str, Any]:
         """A step under other settings, without a model run."""
         count = asked.get("candidates", 20)
-        if isinstance(count, int) and count > MOST_CANDIDATES:
-            allowed = f"a whole number from 1 to {MOST_CANDIDATES}"
-            raise FieldError("num_candidates", count, allowed, "whole", low=1, high=MOST_CANDIDATES)
+        count = settings.candidates(count)
         step = _run(engine, asked).reweigh(asked.get("index"), _strategy(asked), count)
         return {"step": messages.step(engine, step)}
 
@@ -65,9 +71,9 @@ def _answers(engine: Engine) -> list[Callable[[Any], dict[str, Any]]]:
     def steps(asked: dict[str, Any]) -> dict[str, Any]:
         """What a page missed of a run."""
         run = _run(engine, asked)
-        start = asked.get("from", 0)
-        start = start if isinstance(start, int) and start >= 0 else 0
-        return messages.whole_run(engine, run, start)
+        start = asked.get("from")
+        known = isinstance(start, int) and not isinstance(start, bool) and start > 0
+        return messages.whole_run(engine, run, min(start, len(run.steps)) if known else 0)
 
     def stop(asked: dict[str, Any]) -> dict[str, Any]:
         _run(engine, asked).cancel()
@@ -75,7 +81,10 @@ def _answers(engine: Engine) -> list[Callable[[Any], dict[str, Any]]]:
 
     def pause(asked: dict[str, Any]) -> dict[str, Any]:
         run = _run(engine, asked)
-        (run.pause if asked.get("paused") else run.resume)()
+        if asked.get("paused"):
+            run.pause(1 if asked.get("step") else 0)
+        else:
+            run.resume()
         return {}
 
     def pace(asked: dict[str, Any]) -> dict[str, Any]:

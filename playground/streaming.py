@@ -60,10 +60,12 @@ def follow(engine: Engine, run: Run, parent: str | None = None) -> Iterator[dict
         while True:
             events = run.wait(seen, timeout=PATIENCE)
             seen += len(events)
-            yield _message(engine, run, events, parent)
-            if any(isinstance(event, Finished) for event in events):
+            message = _message(engine, run, events, parent)
+            yield message
+            if "finished" in message:
                 return
-            time.sleep(FRAME)
+            if message["steps"]:  # the first token is waited for, not slept through
+                time.sleep(FRAME)
     finally:
         run.cancel()
 
@@ -89,5 +91,5 @@ def _message(engine: Engine, run: Run, events: list[Any], parent: str | None) ->
 
 
 def encoded(message: dict[str, Any]) -> str:
-    """One message as the page's component takes it."""
-    return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """One message as the page's component takes it; ASCII, so that nothing in it can't be sent."""
+    return json.dumps(message, allow_nan=False, separators=(",", ":"))

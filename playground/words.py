@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model import Busy, FieldError, Gone, ModelUnavailable
+from model.errors import shown
 
 LANGUAGES = {"en": "English", "tr": "Türkçe"}
 FALLBACK = "en"
@@ -65,6 +66,12 @@ def number(in_language: str, value: Any) -> str:
     return written
 
 
+def languages(in_language: str, codes: tuple[str, ...]) -> str:
+    """Names of languages, given their ISO 639 codes."""
+    names = flat(language(in_language))
+    return ", ".join(names.get(f"languages.{code}", code) for code in codes)
+
+
 def field_name(in_language: str, field: str) -> str:
     """What the page calls a setting."""
     return flat(language(in_language)).get(f"fields.{field}", field)
@@ -79,11 +86,10 @@ def complaint(in_language: str, error: Exception) -> str:
         case FieldError():
             field = field_name(in_language, error.field)
             allowed = say(in_language, f"errors.allowed.{error.code}", **error.details)
-            shown = error.value if isinstance(error.value, str) else repr(error.value)
-            shown = shown if len(shown) <= 40 else shown[:39] + "…"
-            if shown.strip() == "":
+            value = _value(error.value)
+            if not value.strip():
                 return say(in_language, "errors.field_empty", field=field, allowed=allowed)
-            return say(in_language, "errors.field", field=field, value=shown, allowed=allowed)
+            return say(in_language, "errors.field", field=field, value=value, allowed=allowed)
         case Busy():
             return say(in_language, "errors.busy", seconds=max(1, round(error.seconds)))
         case Gone():
@@ -92,3 +98,11 @@ def complaint(in_language: str, error: Exception) -> str:
             return say(in_language, "errors.model", model=error.model)
         case _:
             return say(in_language, "errors.unforeseen", kind=type(error).__name__)
+
+
+def _value(value: Any, longest: int = 40) -> str:
+    """A wrong value as its sender knows it, short; nothing for nothing."""
+    text = "" if value is None else value if isinstance(value, str) else shown(value)
+    text = text if len(text) <= longest else text[: longest - 1] + "…"
+    # Half of a surrogate pair is no text: nothing that sends JSON could send it on.
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -83,7 +83,7 @@ def test_tokenize_shows_the_exact_tokens_special_ones_included(client):
         ("num_candidates", 0, "Candidates"),
         ("strategy", "magic", "sampling, greedy"),
         ("stop", [""], "Stop strings"),
-        ("chat", "yes", "Chat template"),
+        ("chat", "yes", "Chat"),
     ],
 )
 def test_a_bad_value_comes_back_with_field_value_and_range(client, field, value, said):

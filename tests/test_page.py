@@ -162,7 +162,7 @@ def test_stop_ends_midway_and_continue_goes_on(page):
     assert finished(page)["text"].startswith(stopped["text"])
 
 
-def test_pause_holds_and_goes_on(page):
+def test_pause_holds_lets_single_tokens_through_and_goes_on(page):
     generate(page, "Once upon a time", max_new_tokens=100)
     page.wait_for_function(f"{STATE}.steps >= 3", timeout=60_000)
     page.locator("#pause").click()
@@ -170,10 +170,86 @@ def test_pause_holds_and_goes_on(page):
     held = state(page)["steps"]
     page.wait_for_timeout(800)
     assert state(page)["steps"] == held
-    page.locator("#pause").click()
-    page.wait_for_function(f"{STATE}.steps > {held}", timeout=60_000)
+    assert page.locator(".stage .status").inner_text().startswith("Paused.")
+    assert page.locator("#pause").is_disabled()
+    for more in (1, 2):
+        page.locator("#step").click()
+        page.wait_for_function(f"{STATE}.steps === {held + more}", timeout=60_000)
+        page.wait_for_timeout(600)
+        assert state(page)["steps"] == held + more
+    page.locator("#go-on").click()
+    page.wait_for_function(f"{STATE}.steps > {held + 4}", timeout=60_000)
     page.locator("#stop").click()
     finished(page)
+
+
+def test_stop_pressed_before_the_first_token_is_not_lost(page, app):
+    page.locator("#prompt textarea").fill("Once upon a time")
+    turn(page, "max_new_tokens", 300)
+    page.evaluate("document.querySelector('#generate').click(); window.playground.stop()")
+    assert app.idle(within_s=20)
+    assert page.locator("#generate").is_visible()
+    assert state(page)["steps"] < 20
+
+
+def test_tokens_forced_in_a_row_all_count(page):
+    generate(page, "The capital of France is", max_new_tokens=300)
+    page.wait_for_function(f"{STATE}.steps >= 2", timeout=60_000)
+    chips(page).nth(0).click()
+    for row in (2, 3):
+        handle = state(page)["handle"]
+        page.locator("button.bar-row[data-token]").nth(row).click()
+        page.wait_for_function(f"{STATE}.handle !== {handle!r}", timeout=60_000)
+        chips(page).nth(0).click()
+    page.locator("#stop").click()
+    finished(page)
+    assert page.locator("#generate").is_visible()
+
+
+def test_a_finished_text_grows_token_by_token_without_a_list_of_its_beginnings(page):
+    generate(page, "The capital of France is", max_new_tokens=2)
+    finished(page)
+    for more in (3, 4, 5):
+        page.locator("#step").click()
+        page.wait_for_function(f"{STATE}.steps === {more}", timeout=60_000)
+        page.wait_for_function("!document.querySelector('#step').disabled")
+    assert finished(page)["earlier"] == []
+    assert page.locator(".stage .status").inner_text() == "One token written."
+
+
+def test_a_seed_that_was_picked_can_be_used_again(page):
+    generate(page, "Once upon a time", max_new_tokens=6)
+    first = finished(page)["text"]
+    page.get_by_role("button", name="use again").click()
+    page.wait_for_function("document.querySelector('#seed input, #seed textarea').value !== ''")
+    generate(page)
+    page.wait_for_timeout(500)
+    assert finished(page)["text"] == first
+
+
+def test_half_a_surrogate_pair_gets_an_answer(page):
+    page.evaluate(
+        """() => {
+            const box = document.querySelector("#prompt textarea");
+            box.value = "ab\ud800cd";
+            box.dispatchEvent(new Event("input", { bubbles: true }));
+        }"""
+    )
+    page.locator("#generate").click()
+    page.locator(".stage .alert", has_text="Prompt").wait_for()
+    generate(page, "Hello", max_new_tokens=2)
+    finished(page)
+
+
+def test_the_page_loads_nothing_from_other_servers(visit, app):
+    asked = []
+    page = visit()
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    page.wait_for_function("window.playground")
+    page.wait_for_timeout(1500)
+    assert [url for url in asked if not url.startswith((app.url, "data:", "blob:"))] == []
+    assert len(asked) > 10
 
 
 def test_drawing_a_step_a_hundred_times_tallies_a_hundred(page):

@@ -4,10 +4,6 @@ import { effects } from "./effects.js";
 import { mount } from "./stage.js";
 import { words } from "./words.js";
 
-const NAMES = ["strategy", "temperature", "top_k", "top_p", "min_p", "typical_p",
-  "repetition_penalty", "no_repeat_ngram_size"];
-const PACES = [1, 3, 10, null]; // tokens a second, as on the pace control
-
 /** Called once by the component, see playground/stage.py. */
 export async function connect({ element, props, watch, trigger, server, files }) {
   const place = element.querySelector(".stage-place");
@@ -16,7 +12,14 @@ export async function connect({ element, props, watch, trigger, server, files })
     script(`${files}plotly.js`),
   ]);
   let language = window.playgroundChosen ?? "en";
-  const ask = (name) => (query) => server[name]({ ...query, language });
+  const ask = (name) => async (query) => {
+    try {
+      return await server[name]({ ...query, language });
+    } catch (error) {
+      console.error(error);
+      return { error: { text: dictionaries[language].errors.lost } };
+    }
+  };
   // The lines under the knobs stand outside the stage and have words of their own.
   const outside = Object.fromEntries(Object.entries(dictionaries).map(([l, d]) => [l, d.effects]));
   const told = () => ({
@@ -36,6 +39,7 @@ export async function connect({ element, props, watch, trigger, server, files })
       force: ({ handle, index, token_id }) => branch({ handle, at: index, token_id }),
       writeOn: ({ handle, index }) => branch({ handle, at: index }),
       backToRun: ({ settings }) => trigger("settings", settings),
+      seed: ({ seed }) => trigger("seed", { seed }),
       shown(view) {
         shown = view;
         tell();
@@ -43,25 +47,55 @@ export async function connect({ element, props, watch, trigger, server, files })
     },
   });
 
-  async function receive(message) {
+  // What runs now: its handle, null from the press of a button until its first message is here.
+  let current = null;
+  let running = false;
+  let paused = false;
+  let stopping = false; // stop was pressed before the run's first message came
+  let unwanted = false; // and the page was reset: what comes is not to be shown
+  let pending = 0; // presses whose event is still under way
+
+  // One after the other: a message whose beginning has to be asked for holds up those behind it.
+  let chain = Promise.resolve();
+  const receive = (message) => {
+    chain = chain.then(() => take(message)).catch((error) => console.error(error));
+  };
+
+  async function take(message) {
     if (message.run != null && !known.has(message.run)) {
       known.add(message.run);
       // A message may be lost when several come at once; what it held can be asked for.
       if (!message.started) stage.receive(await ask("steps")({ handle: message.run, from: 0 }));
+      current = message.run;
+      if (stopping) ask("stop")({ handle: current });
     }
+    if (unwanted) return;
     stage.receive(message);
-    paused = paused && !message.finished;
-    mark(!message.finished && !message.error);
+    if (message.run === current) mark(!message.finished && !message.error);
   }
 
-  let running = false;
-  let paused = false;
+  const button = (name, enabled) => {
+    const found = document.getElementById(name);
+    if (found) found.disabled = !enabled;
+  };
+
   function mark(now) {
     running = now;
-    const page = document.getElementById("decode");
-    page?.classList.toggle("running", running);
-    page?.classList.toggle("paused", running && paused);
-    page?.classList.toggle("has-text", stage.state().steps > 0 || running);
+    paused &&= now;
+    const held = running && paused;
+    const written = stage.state().steps > 0;
+    document.getElementById("decode")?.classList.toggle("running", running);
+    button("pause", running && !paused);
+    button("step", !running || held);
+    button("go-on", (written && !running) || held);
+    button("reset", written || running);
+  }
+
+  function hold(now, step = false) {
+    paused = now;
+    ask("pause")({ handle: current, paused, step });
+    stage.receive({ run: current, steps: [], paused });
+    mark(running);
   }
 
   function branch(query) {
@@ -73,36 +107,50 @@ export async function connect({ element, props, watch, trigger, server, files })
   window.playground = {
     stage,
     starting() {
-      paused = false;
+      [current, paused, stopping, unwanted] = [null, false, false, false];
+      pending += 1;
       mark(true);
     },
+    /** An event is over, however it ended: also where its server is gone. */
+    settled() {
+      pending = Math.max(0, pending - 1);
+      if (!pending) mark(false);
+    },
     stop() {
-      if (handle()) ask("stop")({ handle: handle() });
+      stopping = true;
+      if (running && current) ask("stop")({ handle: current });
     },
     pause() {
-      if (!running || !handle()) return;
-      paused = !paused;
-      ask("pause")({ handle: handle(), paused });
-      mark(running);
+      if (running && current && !paused) hold(true);
     },
     /** One token: of this text, or of a new one where there is none. */
-    step: () => branch({ handle: handle(), at: null, more: 1 }),
-    goOn: () => branch({ handle: handle(), at: null }),
+    step() {
+      if (!running) branch({ handle: handle(), at: null, more: 1 });
+      else if (paused) hold(true, true);
+    },
+    goOn() {
+      if (!running) branch({ handle: handle(), at: null });
+      else if (paused) hold(false);
+    },
     reset() {
       window.playground.stop();
+      unwanted = true;
       stage.reset();
       mark(false);
     },
     pace(place) {
-      if (running && handle()) ask("pace")({ handle: handle(), tokens_per_s: PACES[place] ?? null });
+      if (running && current) {
+        ask("pace")({ handle: current, tokens_per_s: props.paces[place] ?? null });
+      }
     },
     knobs(values) {
-      settings = Object.fromEntries(NAMES.map((name, i) => [name, values[i]]));
+      settings = Object.fromEntries(props.knobs.map((name, i) => [name, values[i]]));
       stage.knobs(settings);
       if (!shown) tell();
     },
     language(next) {
       language = next;
+      document.title = dictionaries[next].page.title;
       stage.setLanguage(next);
       tell();
     },
@@ -110,20 +158,26 @@ export async function connect({ element, props, watch, trigger, server, files })
       const dark = !document.body.classList.contains("dark");
       window.playgroundThemed = true;
       document.body.classList.toggle("dark", dark);
-      try { localStorage.setItem("playground-theme", dark ? "dark" : "light"); } catch { /* private */ }
+      try {
+        localStorage.setItem("playground-theme", dark ? "dark" : "light");
+      } catch {
+        /* private mode */
+      }
       stage.setTheme(dark ? "dark" : "light");
     },
   };
+  mark(false);
+  document.title = dictionaries[language].page.title;
   // What is folded away is drawn when it opens; its lines have to be written then.
   document.querySelector("#knobs")?.addEventListener("click", () => setTimeout(tell, 60));
   if (window.innerWidth <= 860) document.querySelector("#fold > button.open")?.click();
   stage.setTheme(document.body.classList.contains("dark") ? "dark" : "light");
 
-  const take = () => {
+  const newest = () => {
     if (props.value) receive(JSON.parse(props.value));
   };
-  watch("value", take);
-  take();
+  watch("value", newest);
+  newest();
 }
 
 function script(source) {

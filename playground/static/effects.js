@@ -26,11 +26,21 @@ export function effects(settings, step, t, n) {
   }
   for (const [name, text] of Object.entries(lines)) {
     const place = document.querySelector(`#effect-${name}`);
-    if (place && place.textContent !== text) place.textContent = text;
+    if (!place) continue;
+    if (place.textContent !== text) place.textContent = text;
+    // Loud only where something happens.
+    place.classList.toggle("does", Boolean(did.get(name)?.acts) && !greedy);
   }
 }
 
-const named = ([, cut, share, changed, before, after]) => ({ cut, share, changed, before, after });
+const named = ([name, cut, share, changed, before, after]) => ({
+  cut,
+  share,
+  changed,
+  before,
+  after,
+  acts: cut > 0 || changed > 0 || name === "temperature",
+});
 
 function temperature(did, t, n) {
   if (!did) return t("temperature_same");

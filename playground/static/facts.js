@@ -20,7 +20,9 @@ export function kept({ t, n }) {
       count: n.count(vocabulary),
       share: n.probability(step.kept_prob),
     };
-    say(much, t(step.kept >= vocabulary ? "kept.all" : "kept.much", values));
+    const greedy = step.draw == null;
+    const all = step.kept >= vocabulary;
+    say(much, t(greedy ? "kept.greedy" : all ? "kept.all" : "kept.much", values));
     const changed = Math.abs(step.entropy - step.final_entropy) > 0.005;
     const model = among(step.entropy, "kept.unsure");
     say(unsure, changed ? `${model} ${among(step.final_entropy, "kept.then")}` : model);
@@ -39,9 +41,11 @@ export function stateLine({ t, n }) {
     if (!run || run.error) return "";
     if (run.finished) {
       const { reason } = run.finished;
+      if (reason === "length" && run.single) return t("state.one");
       return reason === "error" ? "" : t(`state.${reason}`, { count: n.count(run.length) });
     }
     if (run.waiting != null) return t("state.waiting", { place: n.count(run.waiting) });
+    if (run.paused) return t("state.paused");
     return run.length ? t("state.writing") : t("state.reading");
   }
 
@@ -58,15 +62,17 @@ export function stateLine({ t, n }) {
 }
 
 /** One quiet line of facts. */
-export function facts({ t, n }) {
+export function facts({ t, n, reuse }) {
   const element = h("dl.facts");
   let drawn = "";
+  const again = (seed) =>
+    h("button.link", { type: "button", click: () => reuse(seed) }, t("facts.seed_again"));
 
   function draw({ run }) {
     const { started, finished } = run ?? {};
     const list = [];
     const add = (key, value) =>
-      value != null && value !== "" && list.push([t(`facts.${key}`), String(value)]);
+      value != null && value !== "" && list.push([key, String(value)]);
     if (started) {
       add("model", started.model);
       add("device", started.device);
@@ -85,8 +91,14 @@ export function facts({ t, n }) {
     if (text === drawn) return;
     drawn = text;
     element.replaceChildren(
-      ...list.map(([name, value]) =>
-        h("div", {}, h("dt", {}, name), h("dd", {}, h("bdi", {}, value))),
+      ...list.map(([key, value]) =>
+        h(
+          "div",
+          { title: t(`facts.${key}_means`) },
+          h("dt", {}, t(`facts.${key}`)),
+          h("dd", {}, h("bdi", {}, value)),
+          key === "seed" ? again(value) : null,
+        ),
       ),
     );
   }

@@ -29,13 +29,14 @@ export function layout(root, { t, n, actions }) {
   const draw = ruler({ ...tools, redraw: actions.redraw });
   const path = course(tools);
   const heat = heatmap(tools);
-  const quiet = facts(tools);
+  const quiet = facts({ ...tools, reuse: actions.reuse });
 
   const badge = () => h("span.badge", {}, t("what_if.badge"));
   const badges = [badge(), badge()];
   const title = h("h3");
   const versions = earlier();
-  const caption = h("p.caption", {}, t("hero.caption"));
+  const caption = h("p.caption");
+  const rule = h("p.caption", {}, t("ruler.caption"));
   const change = h(
     "div.actions",
     {},
@@ -105,7 +106,7 @@ export function layout(root, { t, n, actions }) {
       "section.card.draw",
       { "aria-label": t("ruler.title") },
       h("header", {}, h("h3", {}, t("ruler.title")), badges[1]),
-      h("p.caption", {}, t("ruler.caption")),
+      rule,
       draw.element,
     ),
     deeper,
@@ -115,7 +116,7 @@ export function layout(root, { t, n, actions }) {
   function key() {
     const entry = (name) =>
       h("span.entry", {}, h(`i.${name}`, { "aria-hidden": "true" }), t(`key.${name}`));
-    return h("div.key", {}, ...["final", "raw", "cut", "written"].map(entry));
+    return h("div.key", {}, ...["final", "raw", "cut", "written", "picked"].map(entry));
   }
 
   /** The texts that branches were cut from: a click brings one back. */
@@ -185,7 +186,10 @@ export function layout(root, { t, n, actions }) {
     state.draw(view);
     say(title, step ? t("hero.title", { index: n.count(step.index + 1) }) : t("hero.name"));
     badges.forEach((one) => reveal(one, whatIf));
+    const greedy = Boolean(step) && step.draw == null;
+    say(caption, t(greedy ? "hero.greedy" : "hero.caption"));
     reveal(caption, !whatIf);
+    reveal(rule, !greedy);
     reveal(change, whatIf);
     more.value = view.count;
     log.checked = view.log;

@@ -27,6 +27,7 @@ export class Run {
     this.branch = null;
     this.waiting = null;
     this.finished = null;
+    this.paused = false;
     this.error = null;
     this.arrived = []; // by index; may have gaps
     this.length = 0; // steps without a gap: these may be drawn
@@ -35,6 +36,16 @@ export class Run {
 
   get running() {
     return !this.finished && !this.error;
+  }
+
+  /** Whether its limit was one token: then reaching it is nothing to report. */
+  get single() {
+    return this.started && this.started.max_new_tokens - this.started.inherited === 1;
+  }
+
+  /** Whether this run goes on where `parent` ended, so that the parent's text is part of its own. */
+  continues(parent) {
+    return this.branch?.parent === parent.handle && this.branch.at >= parent.length;
   }
 
   step(index) {
@@ -59,6 +70,7 @@ export class Run {
     if (message.settings) this.settings = message.settings;
     if (message.branch) this.branch = message.branch;
     if (message.finished) this.finished = message.finished;
+    if (message.paused != null) this.paused = message.paused;
     if (message.error) this.error = message.error;
     this.add(message.steps ?? []);
     if (message.waiting != null) this.waiting = message.waiting;

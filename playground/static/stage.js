@@ -58,6 +58,7 @@ export function mount(element, { words: dictionaries, language = "en", transport
     more: (count) => set("count", count),
     log: (log) => set("log", log),
     colourBy: (measure) => set("colourBy", measure),
+    reuse: (seed) => on.seed?.({ seed }),
     redraw,
   };
 
@@ -128,6 +129,13 @@ export function mount(element, { words: dictionaries, language = "en", transport
 
   const differs = () =>
     Boolean(run && knobs && run.settings && effect(knobs) !== effect(run.settings));
+
+  /** The texts that can be brought back, newest first: not those that another one goes on from. */
+  function earlier() {
+    const all = [...family.values()];
+    const whole = all.filter((one) => !all.some((other) => other.continues(one)));
+    return whole.filter((one) => one !== run).reverse();
+  }
 
   /** What the pictures should show: the run's own step, or the same step under other settings. */
   function look() {
@@ -205,7 +213,7 @@ export function mount(element, { words: dictionaries, language = "en", transport
       colourBy: chosen.colourBy,
       theme: theme(),
       vocabulary: run?.started?.vocab_size ?? shown?.step.candidates.length ?? 0,
-      earlier: [...family.values()].filter((one) => one !== run).reverse(),
+      earlier: earlier(),
     });
     tell();
   }
@@ -280,7 +288,7 @@ export function mount(element, { words: dictionaries, language = "en", transport
       what_if: Boolean(shown?.whatIf),
       shown: shown?.step.index ?? null,
       drawn: counted.of(pictureKey())?.times ?? 0,
-      earlier: [...family.keys()].filter((handle) => handle !== run?.handle),
+      earlier: earlier().map((one) => one.handle),
     }),
     destroy() {
       cancelAnimationFrame(frame);
