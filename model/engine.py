@@ -155,7 +155,8 @@ class Engine:
             Busy: the queue is full.
         """
         ids = self.tokenize(request)
-        return self._start(Run(self, self._fixed(request, len(ids)), ids))
+        seed = request.strategy.seed
+        return self._start(self._run(request, ids, new_seed() if seed is None else seed))
 
     def tokenize(self, request: Request) -> tuple[int, ...]:
         """The exact tokens that the model gets for this request.
@@ -178,11 +179,8 @@ class Engine:
         """A run that takes over the first `at` steps of another; see `Run.branch`."""
         if token_id is not None:
             (token_id,) = self._check_ids("token_id", [token_id])
-        own = run.request.strategy
-        if strategy is None:
-            strategy = own
-        elif checked_strategy(strategy).draws and own.seed is not None:
-            strategy = strategy.with_seed(own.seed)
+        strategy = run.request.strategy if strategy is None else checked_strategy(strategy)
+        seed = run.seed if strategy.seed is None else strategy.seed
         limit = run.request.max_new_tokens
         if more is not None:
             limit = at + ranges.whole("max_new_tokens", more, 1, MOST_NEW_TOKENS - at)
@@ -190,7 +188,7 @@ class Engine:
             limit += at
         request = replace(run.request, strategy=strategy, max_new_tokens=limit)
         self._check(request, run.prompt_ids, at)
-        new = Run(self, self._fixed(request, len(run.prompt_ids)), run.prompt_ids)
+        new = self._run(request, run.prompt_ids, seed)
         new.steps, new.moments = run.steps[:at], run.moments[:at]
         return self._start(new, forced=token_id)
 
@@ -343,14 +341,16 @@ class Engine:
                 self._runs.popitem(last=False)
         return run
 
-    def _fixed(self, request: Request, prompt_length: int) -> Request:
-        """The request with what was left open settled: its seed, and the limit that fits."""
+    def _run(self, request: Request, ids: tuple[int, ...], seed: int) -> Run:
+        """A run of the request, with what it left open settled: its seed, the limit that fits."""
         strategy = request.strategy
-        if strategy.draws and strategy.seed is None:
-            strategy = strategy.with_seed(new_seed())
-        limit = min(request.max_new_tokens, self.room - prompt_length)
-        count = min(request.num_candidates, self.backbone.vocab_size)
-        return replace(request, strategy=strategy, max_new_tokens=limit, num_candidates=count)
+        fixed = replace(
+            request,
+            strategy=strategy.with_seed(seed) if strategy.draws else strategy,
+            max_new_tokens=min(request.max_new_tokens, self.room - len(ids)),
+            num_candidates=min(request.num_candidates, self.backbone.vocab_size),
+        )
+        return Run(self, fixed, ids, seed)
 
     def _check(self, request: Request, ids: Sequence[int], inherited: int = 0) -> None:
         if request.token_ids is not None:

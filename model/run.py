@@ -46,12 +46,17 @@ class Run:
     Attributes:
         handle: names the run to its engine; unguessable.
         prompt_ids: the exact tokens sent.
+        seed: of its draws. Also a run that draws nothing has one, so that other settings, tried on
+            a step or written on with in a branch, draw the same number there.
         steps: one `Step` per new token so far, inherited ones first.
     """
 
-    def __init__(self, engine: Engine, request: Request, prompt_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, engine: Engine, request: Request, prompt_ids: tuple[int, ...], seed: int
+    ) -> None:
         self.handle = secrets.token_urlsafe(12)
         self.engine, self.request, self.prompt_ids = engine, request, prompt_ids
+        self.seed = seed
         self.steps: list[Step] = []
         self.moments: list[Moment] = []
         self.finished: Finished | None = None
@@ -146,7 +151,8 @@ class Run:
         """Step `index` under other settings, exactly, without a model run.
 
         The text stays: `token_id` is the run's token, `choice` the one that these settings would
-        pick with the same uniform number. (A step whose logits were given up costs one pass.)
+        pick: with the run's seed, unless they bring their own, as a branch would. (A step whose
+        logits were given up costs one pass.)
 
         Raises:
             Gone: there is no such step.
@@ -193,7 +199,7 @@ class Run:
         Args:
             at: 0 to the number of steps; None takes over all of them, which continues the run.
             token_id: forced at that place; None lets the strategy choose.
-            strategy: other settings from there on.
+            strategy: other settings from there on; without a seed, that of this run goes on.
             more: how many tokens it may add to those taken over; None goes on to the request's
                 limit, or as many as that again where it is already reached.
 
@@ -218,11 +224,7 @@ class Run:
     def _choice(self, index: int, strategy: Strategy | None) -> Choice:
         self.step(index)
         own = self.moments[index].strategy
-        strategy = own if strategy is None else checked_strategy(strategy)
-        if strategy.draws and strategy.seed is None:
-            # Greedy steps had no seed; their run's own, if any, else one that stays the same.
-            seeds = (own.seed, self.request.strategy.seed, 0)
-            strategy = strategy.with_seed(next(s for s in seeds if s is not None))
+        strategy = own if strategy is None else checked_strategy(strategy).with_seed(self.seed)
         context = self.context(index)
         logits = self.engine.logits(self.moments[index], context, len(self.prompt_ids))
         return strategy.choose(logits, context)

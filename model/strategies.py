@@ -80,7 +80,7 @@ class Decider(Protocol):
 
 
 class Strategy(Protocol):
-    """Settings that can decode. `with_seed` fixes the seed of a run that gave none."""
+    """Settings that can decode. `with_seed` are the same with this seed where they have none."""
 
     @property
     def draws(self) -> bool: ...

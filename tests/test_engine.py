@@ -433,7 +433,32 @@ def test_a_branch_under_other_settings_keeps_the_seed() -> None:
     greedy = run.branch(3, strategy=Greedy())
     assert drained(greedy)[0].seed is None
     back = greedy.branch(3, strategy=Sampling())
-    assert drained(back)[0].seed is not None
+    assert drained(back)[0].seed == 7
+
+
+@pytest.mark.parametrize("first", [Greedy(), Sampling(temperature=0), Sampling(), Sampling(seed=5)])
+def test_the_draw_that_a_what_if_announces_is_the_one_that_a_branch_makes(first: Strategy) -> None:
+    """Also where the run itself drew nothing, and after a branch that changed the seed."""
+    run = shared().stream(asked(strategy=first))
+    drained(run)
+    reseeded = run.branch(3, strategy=Sampling(seed=99))
+    drained(reseeded)
+    for parent, index in ((run, 0), (run, 6), (reseeded, 1), (reseeded, 6)):
+        for what_if in (Sampling(temperature=1.7), Sampling(top_k=9), Sampling(seed=3)):
+            announced = parent.reweigh(index, what_if)
+            branch = parent.branch(index, strategy=what_if, more=1)
+            drained(branch)
+            step = branch.steps[index]
+            assert (step.token_id, step.draw, step.span) == (
+                announced.choice,
+                announced.draw,
+                announced.span,
+            )
+    assert run.seed == (first.seed or run.seed)
+    assert {run.branch(2).seed, run.branch(2, strategy=Greedy()).seed} == {run.seed}
+    assert reseeded.branch(5, strategy=Sampling()).seed == reseeded.seed == 99
+    others = {shared().stream(asked(strategy=Greedy())).seed for _ in range(3)}
+    assert len(others) == 3
 
 
 def test_the_limit_of_a_branch() -> None:
