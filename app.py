@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import socket
 import sys
@@ -27,7 +28,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
     flag("host", "address to listen on; 0.0.0.0 lets other machines in", metavar="ADDRESS")
     flag("port", "port to listen on; without it the first free one from 7860", metavar="NUMBER")
-    flag("model", "catalogue id, hub name (owner/name) or folder", metavar="MODEL")
+    flag("model", "catalogue id, hub name (owner/name), folder or .gguf file", metavar="MODEL")
     flag("device", "auto, cpu, cuda, cuda:1, mps", "auto", metavar="DEVICE")
     flag("precision", "auto, fp32 or bf16", "auto", metavar="PRECISION")
     flag("language", "en or tr for everyone; without it each reader's own", metavar="LANGUAGE")
@@ -42,7 +43,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--prefetch", metavar="MODEL", help="make a model ready for offline use, then exit"
     )
     parser.add_argument(
-        "--check", action="store_true", help="load the model, decode five tokens, print them, exit"
+        "--check",
+        action="store_true",
+        help="load the model, decode five tokens, print them with the speed, exit",
     )
     chosen = parser.parse_args(given)
     # A variable of the environment passes argparse by, so the values are checked here.
@@ -64,8 +67,9 @@ def _port(parser: argparse.ArgumentParser, value: str | None) -> int | None:
 
 def main(given: Sequence[str] | None = None) -> int:
     chosen = arguments(given)
-    if chosen.port is not None and not (chosen.check or chosen.prefetch) and _busy(chosen):
-        return _wrong(f"Port {chosen.port} is in use; choose another one with --port.")
+    serves = not (chosen.check or chosen.prefetch)
+    if serves and chosen.port is not None and (trouble := _trouble(chosen)):
+        return _wrong(trouble)
     from model import FieldError, ModelUnavailable
 
     try:
@@ -108,7 +112,7 @@ def _terms(name: str | None) -> None:
 
     entry = catalogue().find(name) if name else None
     if entry is not None and entry.terms is not None and not loading.ready(name):
-        print(f"{entry.title}: {entry.terms.text}\n{entry.terms.url}", file=sys.stderr)
+        print(f"{entry.title}: {entry.terms.text}".rstrip(), file=sys.stderr)
 
 
 def _check(engine) -> int:
@@ -134,24 +138,35 @@ def _serve(engine, chosen: argparse.Namespace) -> int:
     engine.stream(Request(prompt="A", strategy=Greedy(), max_new_tokens=2))
     blocks, options = page(engine, chosen.language)
     try:
-        blocks.launch(
-            server_name=chosen.host, server_port=chosen.port, share=chosen.share, **options
+        _, here, everywhere = blocks.launch(
+            server_name=chosen.host,
+            server_port=chosen.port,
+            share=chosen.share,
+            quiet=True,
+            prevent_thread_lock=True,
+            **options,
         )
     except OSError as error:
         return _wrong(f"The page could not be served: {error}")
+    print(f"Open {here} in your browser. Ctrl+C ends it.", flush=True)
+    if everywhere:
+        print(f"For everyone, for as long as this runs: {everywhere}", flush=True)
+    blocks.block_thread()
     return 0
 
 
-def _busy(chosen: argparse.Namespace) -> bool:
-    """Whether something listens there already; told before the model is loaded."""
-    host = chosen.host or "127.0.0.1"
+def _trouble(chosen: argparse.Namespace) -> str | None:
+    """Why nothing could listen there; told before the model is loaded."""
+    host = chosen.host or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, chosen.port))
-        except OSError:
-            return True
-    return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"Port {chosen.port} is in use; choose another one with --port."
+            return f"Nothing can listen at {host}, port {chosen.port}: {error.strerror or error}."
+    return None
 
 
 def _wrong(sentence: str) -> int:

@@ -25,6 +25,9 @@ def device(name: Any) -> torch.device:
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
     here = ["auto", "cpu"] + ["mps"] * mps
     here += ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))] if cuda else []
+    if isinstance(name, str) and name.startswith("cuda") and not cuda:
+        allowed = "cpu or auto: there is no CUDA GPU on this machine"
+        raise FieldError("device", name, allowed, "one_of_these", these=", ".join(here))
     if name not in here:
         allowed = f"{', '.join(here)} on this machine"
         raise FieldError("device", name, allowed, "one_of_these", these=", ".join(here))

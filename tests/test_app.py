@@ -1,0 +1,66 @@
+"""`python app.py`: what its flags and variables do, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from running_app import ROOT
+
+
+def start(*flags: str, **variables: str) -> subprocess.CompletedProcess:
+    """Run it to its end, which for a page that is served would never come."""
+    return subprocess.run(
+        [sys.executable, "app.py", *flags],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "said"),
+    [
+        (["--port", "99999"], {}, "a whole number from 1 to 65535"),
+        (["--port", "http"], {}, "'http'"),
+        ([], {"PLAYGROUND_PORT": "0"}, "a whole number from 1 to 65535"),
+        (["--language", "de"], {}, "en, tr"),
+        ([], {"PLAYGROUND_PRECISION": "fp64"}, "auto, fp32, bf16"),
+        (["--model", "no-such-model"], {}, "smollm2-135m-instruct"),
+        (["--model", "/no/such/folder"], {}, "no such folder or file"),
+        (["--prefetch", "no-such-model"], {}, "no-such-model"),
+        (["--check", "--device", "tpu"], {}, "tpu"),
+        (["--host", "no-such-host.invalid", "--port", "7999"], {}, "no-such-host.invalid"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence_with_exit_code_2(flags, variables, said):
+    done = start(*flags, **variables)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_busy_port_is_told_before_anything_is_loaded():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = start("--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"Port {port} is in use; choose another one with --port."
+
+
+@pytest.mark.default_model
+def test_check_decodes_five_tokens_with_their_probabilities_and_the_speed():
+    done = start("--check")
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^  (\S+)\s+([\d.]+)%\s+[\d.]+ ms$", done.stdout, re.MULTILINE)
+    assert len(rows) == 5
+    assert rows[0][0] == "·Paris"
+    assert re.search(r"^[\d.]+ tokens a second$", done.stdout, re.MULTILINE)
