@@ -241,7 +241,7 @@ class Loop:
         self.timeline.append(Turn(start, duration, run.handle, kind, tokens))
         if reason:
             self._finish(entry, reason)
-        else:
+        elif decision:  # a piece of the prompt is no step: no pace and no pause counts it
             run.stepped()
 
     def _finish(self, entry: Entry, reason: str, message: str = "") -> None:

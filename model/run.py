@@ -15,7 +15,7 @@ from .decoding import step_of
 from .draw import new_seed, uniform
 from .errors import FieldError, Gone
 from .events import Event, Finished, Step
-from .request import Request, checked_strategy
+from .request import MOST_NEW_TOKENS, Request, checked_strategy
 from .strategies import Choice, Strategy
 from .trace import Moment
 
@@ -63,6 +63,7 @@ class Run:
         self.cancelled = self.paused = False
         self.not_before = 0.0  # earliest time of the next step, for the pace
         self._interval = 0.0
+        self._decisions = self._until = 0  # taken so far, and how many a paused run may come to
         self._events: list[Event] = []
         self._news = threading.Condition()
 
@@ -112,9 +113,24 @@ class Run:
             self.cancelled = True
             self.engine.wake()
 
-    def pause(self) -> None:
-        """Take no further step until `resume`."""
+    def pause(self, after: int = 0) -> None:
+        """Take no further step until `resume`, or only so many: a paused run can be stepped on.
+
+        The pace holds back none of these. A strategy that decides on several tokens at once takes
+        them as one step.
+
+        Args:
+            after: steps still to take; of a paused run, beside those that it already may.
+
+        Raises:
+            FieldError: not a whole number from 0 on.
+        """
+        after = ranges.whole("after", after, 0, MOST_NEW_TOKENS)
+        allowed = self._until if self.paused and after else 0
+        self._until = max(allowed, self._decisions) + after
         self.paused = True
+        if after:
+            self.engine.wake()
 
     def resume(self) -> None:
         self.paused = False
@@ -244,9 +260,13 @@ class Run:
 
     def due(self, now: float) -> float:
         """Seconds until the next step may be taken; infinite while paused."""
-        return float("inf") if self.paused else max(0.0, self.not_before - now)
+        if self.paused:
+            return 0.0 if self._decisions < self._until else float("inf")
+        return max(0.0, self.not_before - now)
 
     def stepped(self) -> None:
+        """A decision was taken."""
+        self._decisions += 1
         if self._interval:
             # Measured from the start of the grid, so that the pace holds whatever a step takes.
             now = time.perf_counter()

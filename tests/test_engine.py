@@ -694,6 +694,66 @@ def test_pause_and_resume(build: Build) -> None:
     assert run.finished.decode_s < 1
 
 
+def test_a_paused_run_is_stepped_on(build: Build) -> None:
+    """Also through a long prompt, at once however slow the pace, and as often as was asked."""
+    engine = build(threaded=False)
+    ids = [(7 * i) % VOCAB for i in range(3 * CHUNK)]
+    run = engine.stream(asked(None, token_ids=ids, max_new_tokens=9))
+    run.pace(run_module.SLOWEST)
+
+    def steps(after: int, times: int = 1) -> int:
+        for _ in range(times):
+            run.pause(after)
+        while engine.step():
+            pass
+        return len(run.steps)
+
+    assert steps(0) == 0
+    assert steps(1) == 1
+    assert steps(2) == 3
+    assert steps(1, times=3) == 6  # three clicks before the first was served
+    assert steps(0, times=2) == 6
+    run.pause(5)
+    assert steps(0) == 6  # what was not taken yet is taken back
+    run.pace(None)
+    run.resume()
+    assert steps(1) == 7  # of a run that was not paused: one more
+    run.resume()
+    assert len(drained(run)) == 11
+
+
+def test_a_paused_run_is_stepped_on_by_the_loop(engine: Engine) -> None:
+    run = engine.stream(asked(max_new_tokens=900))
+    run.pause()
+    seen = len(run.wait(0))
+    before = len(run.steps)
+    for count in range(1, 4):
+        run.pause(1)
+        while len(run.steps) < before + count:
+            seen += len(run.wait(seen, timeout=5))
+    time.sleep(0.05)
+    assert len(run.steps) == before + 3
+    run.cancel()
+
+
+@pytest.mark.parametrize("after", [-1, 0.5, "1", None, True, float("nan"), 10**9])
+def test_pauses_that_are_none(after: Any) -> None:
+    run = shared().stream(asked(max_new_tokens=1))
+    with pytest.raises(FieldError) as caught:
+        run.pause(after)
+    assert caught.value.field == "after"
+    assert len(drained(run)) == 3
+
+
+def test_a_pace_does_not_hold_back_a_prompt(build: Build) -> None:
+    engine = build(threaded=False)
+    run = engine.stream(asked(None, token_ids=[5] * (3 * CHUNK), max_new_tokens=9))
+    run.pace(run_module.SLOWEST)
+    assert [engine.step() for _ in range(4)] == [True, True, True, False]
+    assert len(run.steps) == 1
+    run.cancel()
+
+
 def test_a_paused_run_can_be_cancelled(engine: Engine) -> None:
     run = engine.stream(asked(max_new_tokens=900))
     run.pause()
