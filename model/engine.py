@@ -188,7 +188,7 @@ class Engine:
             limit += at
         request = replace(run.request, strategy=strategy, max_new_tokens=limit)
         self._check(request, run.prompt_ids, at)
-        new = self._run(request, run.prompt_ids, seed)
+        new = self._run(request, run.prompt_ids, seed, run.handle)
         new.steps, new.moments = run.steps[:at], run.moments[:at]
         return self._start(new, forced=token_id)
 
@@ -325,6 +325,7 @@ class Engine:
                 prompt_labels=tuple(self.token_text.label(i) for i in run.prompt_ids),
                 prompt_texts=tuple(self.token_text.pieces(run.prompt_ids)),
                 inherited=inherited,
+                parent=run.parent,
                 model=self.name,
                 device=str(self.device),
                 precision=self.precision,
@@ -341,7 +342,9 @@ class Engine:
                 self._runs.popitem(last=False)
         return run
 
-    def _run(self, request: Request, ids: tuple[int, ...], seed: int) -> Run:
+    def _run(
+        self, request: Request, ids: tuple[int, ...], seed: int, parent: str | None = None
+    ) -> Run:
         """A run of the request, with what it left open settled: its seed, the limit that fits."""
         strategy = request.strategy
         fixed = replace(
@@ -350,7 +353,7 @@ class Engine:
             max_new_tokens=min(request.max_new_tokens, self.room - len(ids)),
             num_candidates=min(request.num_candidates, self.backbone.vocab_size),
         )
-        return Run(self, fixed, ids, seed)
+        return Run(self, fixed, ids, seed, parent)
 
     def _check(self, request: Request, ids: Sequence[int], inherited: int = 0) -> None:
         if request.token_ids is not None:

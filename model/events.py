@@ -106,6 +106,7 @@ class Started:
         prompt_labels: the same for people, as in `Candidate`.
         prompt_texts: what each adds to the running text (empty for special tokens).
         inherited: steps taken over from the run this one branched from.
+        parent: handle of that run, if any.
         model, device, precision: what decodes.
         seed: the seed in use, also when none was given; None where nothing is drawn.
         max_new_tokens: the limit in use.
@@ -117,6 +118,7 @@ class Started:
     prompt_labels: tuple[str, ...]
     prompt_texts: tuple[str, ...]
     inherited: int
+    parent: str | None
     model: str
     device: str
     precision: str

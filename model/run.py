@@ -48,15 +48,21 @@ class Run:
         prompt_ids: the exact tokens sent.
         seed: of its draws. Also a run that draws nothing has one, so that other settings, tried on
             a step or written on with in a branch, draw the same number there.
+        parent: handle of the run that this one branched from, if any.
         steps: one `Step` per new token so far, inherited ones first.
     """
 
     def __init__(
-        self, engine: Engine, request: Request, prompt_ids: tuple[int, ...], seed: int
+        self,
+        engine: Engine,
+        request: Request,
+        prompt_ids: tuple[int, ...],
+        seed: int,
+        parent: str | None = None,
     ) -> None:
         self.handle = secrets.token_urlsafe(12)
         self.engine, self.request, self.prompt_ids = engine, request, prompt_ids
-        self.seed = seed
+        self.seed, self.parent = seed, parent
         self.steps: list[Step] = []
         self.moments: list[Moment] = []
         self.finished: Finished | None = None

@@ -118,6 +118,7 @@ def test_started_tells_what_was_sent_and_what_decodes(engine: Engine) -> None:
     assert (started.device, started.precision) == ("cpu", "fp32")
     assert (started.vocab_size, started.max_new_tokens) == (VOCAB, 12)
     assert (started.seed, started.inherited, started.handle) == (7, 0, run.handle)
+    assert started.parent is run.parent is None
 
 
 def test_a_step_reports_candidates_likeliest_first_with_the_chosen_one(engine: Engine) -> None:
@@ -383,6 +384,7 @@ def test_a_continued_run_equals_the_longer_one(strategy: Strategy, cut: int) -> 
     assert tuple(step.token_id for step in longer.steps) == whole.token_ids
     assert events[-1].text == whole.text
     assert events[0].inherited == cut
+    assert events[0].parent == longer.parent == short.handle
     assert [e.index for e in events if isinstance(e, Step)] == list(range(cut, 24))
     assert longer.steps[:cut] == short.steps
     for a, b in zip(longer.steps, whole.events[1:-1], strict=True):
