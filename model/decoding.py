@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .backbone import Feed, Output
 from .events import Candidate, Effect, Step
@@ -54,15 +54,23 @@ class Clock:
     decode: float = 0.0
     steps: int = 0
     worked: float = 0.0
+    since: float = 0.0
     last: float | None = None
     held: bool = False
 
-    def work(self, seconds: float) -> None:
-        self.worked += seconds
+    def start(self) -> None:
+        """Work on this sequence begins."""
+        self.since = time.perf_counter()
+
+    def stop(self) -> float:
+        """Work ends for now; returns the moment."""
+        now = time.perf_counter()
+        self.worked += now - self.since
+        return now
 
     def step(self) -> float:
         """Close one step; returns the work that it took."""
-        now, worked = time.perf_counter(), self.worked
+        now, worked = self.stop(), self.worked
         if self.last is not None:
             self.decode += worked if self.held else now - self.last
         self.steps += 1
@@ -150,8 +158,9 @@ class Decoding:
             piece=piece,
             num_candidates=self.request.num_candidates,
             forced=self.forced is not None,
-            duration_s=self.clock.step(),
+            duration_s=0.0,
         )
+        made = replace(made, duration_s=self.clock.step())  # making the report is part of it
         self.forced = None
         self.steps.append(made)
         return made

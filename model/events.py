@@ -73,7 +73,9 @@ class Step:
         forced: a person chose this token.
         candidates: the likeliest by raw probability, in that order (ties: smaller id first);
             the likeliest of the final distribution, `token_id` and `choice` always among them.
-        duration_s: from the end of the step before it to the end of this one.
+        duration_s: the engine's work on this step: forward pass, choice and report, of the first
+            step the prompt too. Waiting, pace and pause count nowhere; where one pass yields
+            several tokens, the pass belongs to the first of them.
     """
 
     index: int

@@ -215,7 +215,8 @@ class Loop:
 
     def _advance(self, entry: Entry) -> None:
         decoding, run = entry.decoding, entry.run
-        start = mark = time.perf_counter()
+        start = time.perf_counter()
+        decoding.clock.start()
         feeds = decoding.feeds()
         kind = "decode" if decoding.clock.steps else "prefill"
         outputs = self.backbone.forward(feeds)
@@ -225,16 +226,13 @@ class Loop:
             moment = Moment(run.request.strategy)
             self.trace.keep(moment, choice.distribution.logits)
             run.moments.append(moment)  # before the step: whoever sees that can ask for this
-            mark, since = time.perf_counter(), mark
-            decoding.clock.work(mark - since)
             step = decoding.step(choice)
             run.tell(step)
+            decoding.clock.start()
             reason = decoding.ended(step, self.end_ids, self.room)
             if reason:
                 break
-        if not (decision and decision.choices):
-            decoding.clock.work(time.perf_counter() - start)
-        duration = time.perf_counter() - start
+        duration = decoding.clock.stop() - start
         if kind == "prefill":
             decoding.clock.prefill += duration
         tokens = sum(len(feed.token_ids) for feed in feeds)

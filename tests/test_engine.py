@@ -138,6 +138,23 @@ def test_a_step_reports_candidates_likeliest_first_with_the_chosen_one(engine: E
         assert low <= step.draw < high
 
 
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_step_takes_what_its_pass_its_choice_and_its_report_take(
+    build: Build, others: int
+) -> None:
+    """Also the report of the whole vocabulary, the prompt, and only its own turns."""
+    engine = build(threaded=False)
+    request = asked(None, token_ids=[5] * (2 * CHUNK), num_candidates=VOCAB, max_new_tokens=40)
+    run = engine.stream(request)
+    company = [engine.stream(asked(max_new_tokens=40)) for _ in range(others)]
+    drained(run)
+    mine = [turn.duration_s for turn in engine.timeline() if turn.handle == run.handle]
+    work = sum(step.duration_s for step in run.steps)
+    assert 0.9 * sum(mine) <= work <= sum(mine)
+    assert run.steps[0].duration_s >= 0.9 * sum(mine[:2])
+    assert all(other.steps for other in company)
+
+
 @pytest.mark.parametrize("count", [1, 2, VOCAB, 10**7])
 def test_up_to_the_whole_vocabulary(count: int) -> None:
     request = asked(num_candidates=count, max_new_tokens=2, strategy=Greedy())
