@@ -37,7 +37,8 @@ MOST_RUNS = 1024  # finished runs that can still be asked about
 
 @dataclass(frozen=True)
 class Status:
-    """The engine at this moment. Bytes are of KV caches and traces; the rate is of all runs."""
+    """The engine at this moment. Bytes are of KV caches and traces; the rate is of all runs'
+    new tokens."""
 
     model: str
     device: str
@@ -277,9 +278,7 @@ class Engine:
             cache_bytes=sum(slot.nbytes for slot in slots),
             kept_bytes=self.loop.kept.nbytes,
             trace_bytes=self.trace.nbytes,
-            tokens_per_s=sum(t.tokens for t in recent if t.kind == "decode") / span
-            if span
-            else 0.0,
+            tokens_per_s=sum(turn.written for turn in recent) / span if span else 0.0,
         )
 
     def timeline(self) -> list[Turn]:

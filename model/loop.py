@@ -37,6 +37,7 @@ class Turn:
         handle: whose run it was.
         kind: `"prefill"` or `"decode"`.
         tokens: how many tokens went through the model.
+        written: how many tokens came out of it, as steps.
     """
 
     start_s: float
@@ -44,6 +45,7 @@ class Turn:
     handle: str
     kind: str
     tokens: int
+    written: int
 
 
 class Loop:
@@ -221,7 +223,7 @@ class Loop:
         kind = "decode" if decoding.clock.steps else "prefill"
         outputs = self.backbone.forward(feeds)
         decision = decoding.decide(outputs)
-        reason = None
+        reason, before = None, len(run.steps)
         for choice in decision.choices if decision else ():
             moment = Moment(run.request.strategy)
             self.trace.keep(moment, choice.distribution.logits)
@@ -236,7 +238,8 @@ class Loop:
         if kind == "prefill":
             decoding.clock.prefill += duration
         tokens = sum(len(feed.token_ids) for feed in feeds)
-        self.timeline.append(Turn(start, duration, run.handle, kind, tokens))
+        written = len(run.steps) - before
+        self.timeline.append(Turn(start, duration, run.handle, kind, tokens, written))
         if reason:
             self._finish(entry, reason)
         elif decision:  # a piece of the prompt is no step: no pace and no pause counts it

@@ -1163,8 +1163,23 @@ def test_status_and_timeline(build: Build) -> None:
     assert [turn.kind for turn in told] == ["prefill", "decode", "decode", "decode"] * 2
     assert [turn.handle for turn in told] == [runs[0].handle] * 4 + [runs[1].handle] * 4
     assert told[0].tokens == len(runs[0].prompt_ids)
+    assert all(turn.written == 1 for turn in told)
     assert all(a.start_s + a.duration_s <= b.start_s for a, b in itertools.pairwise(told))
     assert engine.status().tokens_per_s > 0
+
+
+def test_the_rate_is_of_tokens_written(build: Build) -> None:
+    """Not of those fed: neither a prompt's nor, without a cache, the whole text's."""
+    engine = build(threaded=False)
+    began = time.perf_counter()
+    request = asked(None, token_ids=[5] * (2 * CHUNK), max_new_tokens=20, use_cache=False)
+    engine.generate(request)
+    assert 0 < engine.status().tokens_per_s
+    assert engine.status().tokens_per_s * (time.perf_counter() - began) < 25
+    engine.stream(request)
+    engine.loop.timeline.clear()
+    engine.step()
+    assert [turn.written for turn in engine.timeline()] == [1]
 
 
 def test_close_ends_all_runs(build: Build) -> None:
@@ -1452,6 +1467,7 @@ def test_several_tokens_a_pass_equal_greedy(
     assert made.token_ids == greedy.token_ids
     assert made.text == greedy.text
     assert turns(engine) < 30  # of 39
+    assert sum(turn.written for turn in engine.timeline()) == 40
     steps = [event for event in made.events if isinstance(event, Step)]
     for a, b in zip(steps, greedy.events[1:-1], strict=True):
         same_numbers(a, b)
