@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,13 +17,14 @@ from . import ranges
 from .backbone import Feed, TransformersBackbone
 from .decoding import step_of
 from .draw import new_seed
-from .errors import Busy, FieldError, Gone
+from .errors import Busy, FieldError
 from .events import Started, Step
 from .kv_cache import CHUNK, roomy
 from .loop import Loop, Turn
 from .prompt import end_ids, prompt_ids, start_id
 from .request import MOST_NEW_TOKENS, Request, checked_strategy
 from .run import Result, Run
+from .runs import Runs
 from .scheduler import Scheduler
 from .strategies import Greedy, Strategy
 from .token_text import TokenText
@@ -32,7 +32,8 @@ from .trace import Moment, Trace
 
 MIB = 2**20
 SHORTEST = 16  # tokens of one run for which there must be room at least
-MOST_RUNS = 1024  # finished runs that can still be asked about
+MOST_RUNS = 1024  # that can still be asked about,
+REPORT_BYTES = 64 * MIB  # and what their reports may take
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,7 @@ class Engine:
         scheduler = Scheduler(budget, per_token, waiting)
         self.room = min(self.backbone.max_length, scheduler.longest())
         self.trace = Trace(ranges.whole("trace_bytes", trace_bytes, 0, 2**50))
-        self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._lock = threading.Lock()
+        self.runs = Runs(MOST_RUNS, REPORT_BYTES)
         self.loop = Loop(
             self.backbone,
             scheduler,
@@ -149,15 +149,15 @@ class Engine:
     # requests
 
     def stream(self, request: Request) -> Run:
-        """Start a run.
+        """Start a run, which `run` finds by its handle.
 
         Raises:
             FieldError: a value that this model can't take, before anything runs.
             Busy: the queue is full.
         """
-        ids = self.tokenize(request)
-        seed = request.strategy.seed
-        return self._start(self._run(request, ids, new_seed() if seed is None else seed))
+        run = self._stream(request)
+        self.runs.add(run)
+        return run
 
     def tokenize(self, request: Request) -> tuple[int, ...]:
         """The exact tokens that the model gets for this request.
@@ -189,13 +189,15 @@ class Engine:
             limit += at
         request = replace(run.request, strategy=strategy, max_new_tokens=limit)
         self._check(request, run.prompt_ids, at)
-        new = self._run(request, run.prompt_ids, seed, run.handle)
+        new = self._new(request, run.prompt_ids, seed, run.handle)
         new.steps, new.moments = run.steps[:at], run.moments[:at]
-        return self._start(new, forced=token_id)
+        self._start(new, forced=token_id)
+        self.runs.add(new)
+        return new
 
     def generate(self, request: Request) -> Result:
-        """`stream`, drained."""
-        return self.stream(request).result()
+        """`stream`, drained. Only the result is left of the run."""
+        return self._stream(request).result()
 
     def generate_many(self, requests: Iterable[Request]) -> list[Result]:
         """All of them, concurrently, results in order; never `Busy`, however many.
@@ -211,7 +213,7 @@ class Engine:
             for request in requests:
                 while len(runs) >= width:
                     results.append(runs.popleft().result())
-                while (run := self._streamed(request)) is None:
+                while (run := self._room_for(request)) is None:
                     if runs:  # others fill the queue; wait for a run of our own, or for them
                         results.append(runs.popleft().result())
                     else:
@@ -224,9 +226,9 @@ class Engine:
                 run.cancel()
         return results
 
-    def _streamed(self, request: Request) -> Run | None:
+    def _room_for(self, request: Request) -> Run | None:
         try:
-            return self.stream(request)
+            return self._stream(request)
         except Busy:
             return None
 
@@ -240,12 +242,7 @@ class Engine:
         Raises:
             Gone: it never was, or is no longer kept.
         """
-        with self._lock:
-            found = self._runs.get(handle) if isinstance(handle, str) else None
-            if found is None:
-                raise Gone("run", handle)
-            self._runs.move_to_end(handle)
-            return found
+        return self.runs.get(handle)
 
     def score(self, text: str, num_candidates: int = 20) -> list[Step]:
         """How the model saw a given text: one `Step` per token, by one forward pass.
@@ -315,6 +312,10 @@ class Engine:
             self.trace.keep(moment, held)
         return held
 
+    def _stream(self, request: Request) -> Run:
+        ids, seed = self.tokenize(request), request.strategy.seed
+        return self._start(self._new(request, ids, new_seed() if seed is None else seed))
+
     def _start(self, run: Run, forced: int | None = None) -> Run:
         request, inherited = run.request, len(run.steps)
         run.tell(
@@ -335,13 +336,9 @@ class Engine:
         )
         tokens = len(run.prompt_ids) + request.max_new_tokens
         self.loop.add(run, tokens, forced, self._seconds_until_free())
-        with self._lock:
-            self._runs[run.handle] = run
-            while len(self._runs) > MOST_RUNS:
-                self._runs.popitem(last=False)
         return run
 
-    def _run(
+    def _new(
         self, request: Request, ids: tuple[int, ...], seed: int, parent: str | None = None
     ) -> Run:
         """A run of the request, with what it left open settled: its seed, the limit that fits."""

@@ -8,6 +8,7 @@ import logging
 import pickle
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -622,12 +623,90 @@ def test_score_weighs_a_given_text() -> None:
 def test_a_run_is_found_by_its_handle(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model.engine.MOST_RUNS", 3)
     engine = build()
-    runs = [engine.stream(asked(max_new_tokens=2)) for _ in range(4)]
-    assert engine.run(runs[3].handle) is runs[3]
+    runs = [engine.stream(asked(max_new_tokens=2)) for _ in range(3)]
+    for run in runs:
+        drained(run)
+    runs.append(engine.stream(asked(max_new_tokens=2)))
+    assert [engine.run(run.handle) for run in runs[1:]] == runs[1:]
     for handle in (runs[0].handle, "", "x" * 10**5, None, 5, [runs[3].handle], {}):
         with pytest.raises(Gone):
             engine.run(handle)
     assert len({run.handle for run in runs}) == 4
+
+
+def test_a_run_that_is_decoding_stays_found(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.engine.MOST_RUNS", 3)
+    engine = build(threaded=False)
+    slow = engine.stream(asked(max_new_tokens=9))
+    slow.pause()
+    done = []
+    for _ in range(5):
+        done.append(engine.stream(asked(max_new_tokens=1)))
+        drained(done[-1])
+    assert engine.run(slow.handle) is slow
+    assert engine.run(done[-1].handle) is done[-1]
+    with pytest.raises(Gone):
+        engine.run(done[0].handle)
+    slow.cancel()
+    drained(slow)
+
+
+def test_runs_used_lately_stay_found(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model.engine.MOST_RUNS", 2)
+    engine = build(threaded=False)
+    runs = []
+    for _ in range(3):
+        runs.append(engine.stream(asked(max_new_tokens=1)))
+        drained(runs[-1])
+        assert engine.run(runs[0].handle) is runs[0]
+    with pytest.raises(Gone):
+        engine.run(runs[1].handle)
+
+
+def test_what_runs_report_is_held_within_bytes(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured; the bound is estimated."""
+    monkeypatch.setattr("model.engine.REPORT_BYTES", 2_000_000)
+    engine = build(threaded=False, trace_bytes=0)
+    request = asked(num_candidates=VOCAB, max_new_tokens=20)
+    run = engine.stream(request)
+    drained(run)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(20):  # about 900 kB each
+            last = drained(run := engine.stream(request))[0]
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 2 <= len(engine.runs) <= 4
+    assert held < 4_000_000
+    assert engine.run(last.handle) is run
+
+
+def test_a_run_larger_than_the_bound_stays_until_the_next(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model.engine.REPORT_BYTES", 1)
+    engine = build(threaded=False)
+    first = engine.stream(asked())
+    drained(first)
+    assert engine.run(first.handle) is first
+    branch = first.branch(5)
+    drained(branch)
+    assert engine.run(branch.handle) is branch
+
+
+def test_what_is_only_generated_leaves_no_run(engine: Engine) -> None:
+    run = engine.stream(asked())
+    handles = [engine.generate(asked()).events[0].handle]
+    handles += [r.events[0].handle for r in engine.generate_many([asked()] * 3)]
+    for handle in handles:
+        with pytest.raises(Gone):
+            engine.run(handle)
+    assert engine.run(run.handle) is run
+    assert len(engine.runs) == 1
 
 
 # ending early
@@ -1174,7 +1253,7 @@ def test_the_rate_is_of_tokens_written(build: Build) -> None:
     began = time.perf_counter()
     request = asked(None, token_ids=[5] * (2 * CHUNK), max_new_tokens=20, use_cache=False)
     engine.generate(request)
-    assert 0 < engine.status().tokens_per_s
+    assert engine.status().tokens_per_s > 0
     assert engine.status().tokens_per_s * (time.perf_counter() - began) < 25
     engine.stream(request)
     engine.loop.timeline.clear()
