@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, replace
 
 from .backbone import Feed, Output
 from .events import Candidate, Effect, Step
-from .kv_cache import CHUNK, Slot
+from .kv_cache import CHUNK, Slot, common
 from .request import Request
 from .strategies import Choice, Continuation, Decision, RowLogits
 from .token_text import TokenText
@@ -17,30 +18,37 @@ from .trace import Moment
 
 @dataclass
 class Row:
-    """One row of a sequence: its tokens, those merely proposed behind them, and its KV cache."""
+    """One row of a sequence: its tokens, those merely proposed behind them, and its KV cache.
 
-    context: list[int]
+    Attributes:
+        context: 64-bit integers, which processors read without a copy. Never changed in place,
+            since strategies may hold on to it; a longer one costs microseconds to make.
+    """
+
+    context: array[int]
     slot: Slot | None
     proposed: tuple[int, ...] = ()
 
     @property
-    def unfed(self) -> list[int]:
+    def unfed(self) -> array[int]:
         """Tokens that the model has not seen yet; without a cache, all of them."""
         done = self.slot.length if self.slot is not None else 0
-        return self.context[done:] + list(self.proposed)
+        return self.context[done:] + array("q", self.proposed)
+
+    @property
+    def seen(self) -> array[int]:
+        """All tokens, those proposed too."""
+        return self.context + array("q", self.proposed) if self.proposed else self.context
 
     def go_on(self, continuation: Continuation, shared: bool) -> Row:
         """The row that continues this one; with a slot of its own where others continue it too."""
-        context = self.context + list(continuation.append)
+        context = self.context + array("q", continuation.append)
         slot = self.slot
         if slot is not None:
-            seen = self.context + list(self.proposed)
-            # The newest token is always fed again: only running it gives the next logits.
-            good = next(
-                (i for i, (a, b) in enumerate(zip(seen, context, strict=False)) if a != b),
-                min(len(seen), len(context)),
-            )
-            good = min(good, len(context) - 1)
+            # Of what was proposed, the cache keeps what became text. The newest token is always
+            # fed again: only running it gives the next logits.
+            held = len(self.context) + common(self.proposed, continuation.append)
+            good = min(held, len(context) - 1)
             slot = slot.fork(good) if shared else slot
             slot.truncate(good)  # rejected proposals leave no trace
         return Row(context, slot, continuation.propose)
@@ -103,12 +111,6 @@ class Decoding:
         self.detokenizer = self.text.detokenizer(before)
         self.written = "".join(self.detokenizer.add(step.token_id) for step in self.steps)
 
-    @property
-    def prefilling(self) -> bool:
-        return any(len(row.unfed) > 1 + len(row.proposed) for row in self.rows) and bool(
-            self.rows[0].slot is not None
-        )
-
     def feeds(self) -> list[Feed]:
         """What this sequence sends through the model next: a chunk of prompt, or its new tokens."""
         feeds = []
@@ -126,8 +128,8 @@ class Decoding:
         if any(len(output.logits) == 0 for output in outputs):
             return None
         seen = [
-            RowLogits(o.logits, r.context + list(r.proposed))
-            for r, o in zip(self.rows, outputs, strict=True)
+            RowLogits(output.logits, row.seen)
+            for row, output in zip(self.rows, outputs, strict=True)
         ]
         decision = self.decider.decide(seen)
         if self.forced is not None:

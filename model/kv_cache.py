@@ -157,11 +157,11 @@ class Kept:
         best, shared = None, 0
         for key in self._slots:
             its_prompt, held = key
-            common = min(_common(held, wanted), len(wanted) - 1)
-            if not its_prompt == prompt <= common:
-                common = min(common, its_prompt, prompt) // CHUNK * CHUNK
-            if common > shared:
-                best, shared = key, common
+            alike = min(common(held, wanted), len(wanted) - 1)
+            if not its_prompt == prompt <= alike:
+                alike = min(alike, its_prompt, prompt) // CHUNK * CHUNK
+            if alike > shared:
+                best, shared = key, alike
         if best is None:
             return Slot(prompt)
         if shared < len(best[1]):
@@ -178,7 +178,7 @@ class Kept:
             self._slots.popitem(last=False)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common beginning."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -200,7 +201,7 @@ class Loop:
 
     def _begin(self, entry: Entry) -> None:
         run = entry.run
-        context = run.context(len(run.steps))
+        context = array("q", run.context(len(run.steps)))
         prompt = len(run.prompt_ids)
         slot = self.kept.take(context, prompt) if run.request.use_cache else None
         self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))
