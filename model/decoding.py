@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from .backbone import Feed, Output
 from .events import Candidate, Effect, Step
-from .kv_cache import CHUNK, Slot, common
+from .kv_cache import Slot, common
 from .request import Request
 from .strategies import Choice, Continuation, Decision, RowLogits
 from .token_text import TokenText
@@ -113,15 +113,7 @@ class Decoding:
 
     def feeds(self) -> list[Feed]:
         """What this sequence sends through the model next: a chunk of prompt, or its new tokens."""
-        feeds = []
-        for row in self.rows:
-            unfed = row.unfed
-            wanted = 1 + len(row.proposed)
-            if row.slot is not None and len(unfed) > max(CHUNK, wanted):
-                feeds.append(Feed(unfed[:CHUNK], row.slot, logits=0))
-            else:
-                feeds.append(Feed(unfed, row.slot, logits=wanted))
-        return feeds
+        return [next_feed(row.unfed, row.slot, 1 + len(row.proposed)) for row in self.rows]
 
     def decide(self, outputs: Tokens[Output]) -> Decision | None:
         """The strategy's decision, or None while the prompt is still running."""
@@ -192,6 +184,24 @@ class Decoding:
             if at >= 0:
                 found.append(at)
         return min(found, default=None)
+
+
+def next_feed(unfed: Tokens[int], slot: Slot | None, wanted: int = 1) -> Feed:
+    """The next pass over what a row has not run yet.
+
+    Args:
+        unfed: all of it; without a slot it goes in one pass.
+        wanted: for how many of the last tokens logits are wanted; these stay together, and a pass
+            that does not come to them yields none.
+    """
+    if slot is None:
+        return Feed(unfed, None, wanted)
+    count = slot.piece(len(unfed))
+    rest = len(unfed) - wanted
+    if count < len(unfed) and rest:
+        unfed, wanted = unfed[: min(count, rest)], 0
+    slot.note(len(unfed))
+    return Feed(unfed, slot, wanted)
 
 
 def step_of(

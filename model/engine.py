@@ -28,7 +28,7 @@ from .runs import Runs
 from .scheduler import Scheduler
 from .strategies import Greedy, Strategy
 from .token_text import TokenText
-from .trace import Moment, Trace
+from .trace import Trace
 
 MIB = 2**20
 SHORTEST = 16  # tokens of one run for which there must be room at least
@@ -301,14 +301,15 @@ class Engine:
 
     # what runs ask for
 
-    def logits(self, moment: Moment, context: Sequence[int], prompt: int) -> torch.Tensor:
-        """A recorded step's logits; one forward pass over its prefix where they were given up.
+    def logits(self, run: Run, index: int) -> torch.Tensor:
+        """A step's logits; one forward pass over its prefix where they were given up.
 
-        *Shape:* (vocab,). The first `prompt` tokens of the context are the run's prompt.
+        *Shape:* (vocab,)
         """
+        moment = run.moments[index]
         held = self.trace.logits(moment)
         if held is None:
-            held = self.loop.between_turns(lambda: self.loop.logits_after(list(context), prompt))
+            held = self.loop.between_turns(lambda: self.loop.logits_before(run, index))
             self.trace.keep(moment, held)
         return held
 
@@ -335,7 +336,7 @@ class Engine:
             )
         )
         tokens = len(run.prompt_ids) + request.max_new_tokens
-        self.loop.add(run, tokens, forced, self._seconds_until_free())
+        self.loop.add(run, tokens, forced, self._seconds_until_free)
         return run
 
     def _new(

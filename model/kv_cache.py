@@ -7,8 +7,10 @@ branches or repeats it starts from there.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -87,12 +89,13 @@ class Slot:
     old), so that any slot can be cut back to any length.
 
     Attributes:
-        prompt: how many tokens at the beginning are a run's prompt, computed `CHUNK` by `CHUNK`;
-            those behind came one step at a time.
+        prompt: how many tokens at the beginning are a run's prompt.
+        exact: how many at the beginning were run as every run with this prompt runs them, down to
+            the last bit: the prompt `CHUNK` by `CHUNK`, those behind it one at a time.
     """
 
     def __init__(self, prompt: int = 0) -> None:
-        self.prompt = prompt
+        self.prompt, self.exact = prompt, 0
         self.cache = Cache(layer_class_to_replicate=GrowingLayer)
 
     @property
@@ -104,18 +107,60 @@ class Slot:
     def nbytes(self) -> int:
         return sum(layer.nbytes() for layer in self.cache.layers)
 
+    def piece(self, unfed: int) -> int:
+        """How many of so many tokens the next pass should take: the prompt stays apart."""
+        left = self.prompt - self.length
+        return min(unfed, CHUNK, left) if left > 0 else min(unfed, CHUNK)
+
+    def note(self, count: int) -> None:
+        """The next `count` tokens come in one pass."""
+        start = self.length
+        usual = self.piece(self.prompt) if start < self.prompt else 1
+        if self.exact == start and count == usual:
+            self.exact += count
+
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
+        self.exact = min(self.exact, length)
         for layer in self.cache.layers:
             layer.truncate(length)
 
     def fork(self, length: int | None = None) -> Slot:
         """A slot of its own with the first `length` (all) tokens of this one."""
+        length = self.length if length is None else length
         twin = Slot(self.prompt)
-        twin.cache.layers = [
-            layer.copy(self.length if length is None else length) for layer in self.cache.layers
-        ]
+        twin.exact = min(self.exact, length)
+        twin.cache.layers = [layer.copy(length) for layer in self.cache.layers]
         return twin
+
+
+@dataclass(eq=False)
+class _Held:
+    """A kept slot, the tokens that it holds (int64), and the run that it was of."""
+
+    token_ids: np.ndarray
+    slot: Slot
+    owner: str | None
+    nbytes: int
+
+    def serves(self, wanted: np.ndarray, prompt: int, family: Collection[str | None]) -> int:
+        """For how many tokens of the beginning of `wanted`; see `Kept`."""
+        alike = min(common(self.token_ids, wanted), len(wanted) - 1)
+        if self.owner not in family:
+            alike = min(alike, self.slot.exact)
+        if self.slot.prompt == prompt <= alike:
+            return alike
+        return min(alike, self.slot.prompt, prompt) // CHUNK * CHUNK
+
+    def within(self, other: _Held) -> bool:
+        """Whether the other one serves for all that this one does."""
+        length = len(self.token_ids)
+        instead = self.owner == other.owner and self.slot.exact <= other.slot.exact
+        return (
+            self.slot.prompt == other.slot.prompt
+            and (instead or length <= other.slot.exact)
+            and common(self.token_ids, other.token_ids) == length
+        )
 
 
 class Kept:
@@ -123,64 +168,106 @@ class Kept:
 
     Keys and values of one token differ in their last bits with the number of tokens that are run
     together. So that a result never depends on what others asked before, a slot serves where they
-    were run as they would be now: behind a prompt of the same length all of it, else whole chunks
-    of the prompt.
+    were run as they would be now: behind a prompt of the same length all of it that is `exact`,
+    else whole chunks of the prompt. What a run ran in its own way (several tokens a pass) serves
+    itself and its branches.
+
+    Attributes:
+        nbytes: of all slots.
     """
 
     def __init__(self) -> None:
-        self._slots: OrderedDict[tuple[int, tuple[int, ...]], Slot] = OrderedDict()
-
-    @property
-    def nbytes(self) -> int:
-        slots = list(self._slots.values())  # a copy: other threads ask while the loop changes them
-        return sum(slot.nbytes for slot in slots)
+        self.nbytes = 0
+        self._held: OrderedDict[_Held, None] = OrderedDict()
+        # By how they begin: a slot that can serve shares a whole prompt or a first chunk.
+        self._openings: dict[tuple[int, bytes], list[_Held]] = {}
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._held)
 
-    def put(self, token_ids: Sequence[int], slot: Slot) -> None:
-        """Keep a slot that holds the first `slot.length` of `token_ids`."""
-        if slot.length:
-            held = slot.prompt, tuple(token_ids[: slot.length])
-            self._slots[held] = slot
-            self._slots.move_to_end(held)
+    def put(self, token_ids: Sequence[int], slot: Slot, owner: str | None = None) -> None:
+        """Keep a slot that holds the first `slot.length` of `token_ids`.
 
-    def take(self, token_ids: Sequence[int], prompt: int) -> Slot:
+        Where another one serves for all that it does, that one is kept instead.
+
+        Args:
+            owner: handle of the run whose slot it was.
+        """
+        held = _Held(np.array(token_ids[: slot.length], np.int64), slot, owner, slot.nbytes)
+        if not self._keys(held):
+            return
+        for other in self._alike(self._keys(held)):
+            if held.within(other):
+                self._held.move_to_end(other)
+                return
+            if other.within(held):
+                self._drop(other)
+        self._held[held] = None
+        self.nbytes += held.nbytes
+        for key in self._keys(held):
+            self._openings.setdefault(key, []).append(held)
+
+    def take(
+        self, token_ids: Sequence[int], prompt: int, family: Collection[str | None] = ()
+    ) -> Slot:
         """The slot that serves for most of the beginning of `token_ids`, cut to that.
-
-        The first `prompt` of them are the run's prompt.
 
         At least the last token is left out, because only running it gives its logits. A slot that
         goes on differently stays for others and is copied; one that is a beginning is handed over.
+
+        Args:
+            prompt: how many of the tokens, from the first on, are the run's prompt.
+            family: handles of the run and of the one that it branched from.
         """
-        wanted = tuple(token_ids)
+        wanted = np.array(token_ids, np.int64)
         best, shared = None, 0
-        for key in self._slots:
-            its_prompt, held = key
-            alike = min(common(held, wanted), len(wanted) - 1)
-            if not its_prompt == prompt <= alike:
-                alike = min(alike, its_prompt, prompt) // CHUNK * CHUNK
-            if alike > shared:
-                best, shared = key, alike
+        for held in self._alike(_openings(wanted, prompt, len(wanted) - 1)):
+            serves = held.serves(wanted, prompt, family)
+            if serves > shared:
+                best, shared = held, serves
         if best is None:
             return Slot(prompt)
-        if shared < len(best[1]):
-            self._slots.move_to_end(best)
-            slot = self._slots[best].fork(shared)
+        if shared < len(best.token_ids):
+            self._held.move_to_end(best)
+            slot = best.slot.fork(shared)
         else:
-            slot = self._slots.pop(best)
+            self._drop(best)
+            slot = best.slot
         slot.prompt = prompt
         return slot
 
     def shrink(self, nbytes: int) -> None:
         """Give up slots until they hold at most `nbytes`."""
-        while self._slots and self.nbytes > nbytes:
-            self._slots.popitem(last=False)
+        while self._held and self.nbytes > nbytes:
+            self._drop(next(iter(self._held)))
+
+    def _alike(self, keys: list[tuple[int, bytes]]) -> list[_Held]:
+        return list(dict.fromkeys(held for key in keys for held in self._openings.get(key, ())))
+
+    def _keys(self, held: _Held) -> list[tuple[int, bytes]]:
+        return _openings(held.token_ids, held.slot.prompt, len(held.token_ids))
+
+    def _drop(self, held: _Held) -> None:
+        del self._held[held]
+        self.nbytes -= held.nbytes
+        for key in self._keys(held):
+            self._openings[key].remove(held)
+            if not self._openings[key]:
+                del self._openings[key]
+
+
+def _openings(token_ids: np.ndarray, prompt: int, length: int) -> list[tuple[int, bytes]]:
+    """How the first `length` of these tokens begin: the whole prompt, and its first chunk."""
+    keys = []
+    if prompt <= length:
+        keys.append((prompt, token_ids[:prompt].tobytes()))
+    if min(prompt, length) >= CHUNK:
+        keys.append((-1, token_ids[:CHUNK].tobytes()))
+    return keys
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common beginning."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    length = min(len(a), len(b))
+    differ = np.asarray(a[:length], np.int64) != np.asarray(b[:length], np.int64)
+    return int(differ.argmax()) if differ.any() else length

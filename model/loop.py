@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from .backbone import Backbone, Feed
-from .decoding import Decoding, Row
+from .backbone import Backbone
+from .decoding import Decoding, Row, next_feed
 from .events import Finished, Waiting
-from .kv_cache import CHUNK, Kept, Slot
+from .kv_cache import Kept, Slot
 from .run import Run
 from .scheduler import Entry, Scheduler
 from .token_text import TokenText
@@ -99,8 +99,8 @@ class Loop:
             self._guarded(entry, self._advance)
             return True
 
-    def add(self, run: Run, tokens: int, forced: int | None, seconds: float) -> None:
-        """Queue a run; `Busy` with `seconds` where the queue is full."""
+    def add(self, run: Run, tokens: int, forced: int | None, seconds: Callable[[], float]) -> None:
+        """Queue a run; `Busy` with so many `seconds` where the queue is full."""
         if self.closed:
             raise RuntimeError("the engine is closed")
         self.scheduler.add(run, tokens, forced, seconds)
@@ -120,18 +120,17 @@ class Loop:
         self.wake()
         return future.result()
 
-    def logits_after(self, context: Sequence[int], prompt: int) -> torch.Tensor:
-        """The logits behind a context, by running what no kept cache holds of it.
+    def logits_before(self, run: Run, index: int) -> torch.Tensor:
+        """The logits of a step of a run, by running what no kept cache holds of its prefix.
 
-        *Shape:* (vocab,). Call it between turns. `prompt` as in `Kept.take`.
+        *Shape:* (vocab,). Call it between turns.
         """
-        slot = self.kept.take(context, prompt)
+        context = run.context(index)
+        slot = self.kept.take(context, len(run.prompt_ids), (run.handle, run.parent))
         while True:
-            unfed = context[slot.length :]
-            last = len(unfed) <= CHUNK
-            (output,) = self.backbone.forward([Feed(unfed[:CHUNK], slot, logits=int(last))])
-            if last:
-                self._keep(context, slot)
+            (output,) = self.backbone.forward([next_feed(context[slot.length :], slot)])
+            if len(output.logits):
+                self._keep(context, slot, run)
                 return output.logits[-1]
 
     def wake(self) -> None:
@@ -203,7 +202,9 @@ class Loop:
         run = entry.run
         context = array("q", run.context(len(run.steps)))
         prompt = len(run.prompt_ids)
-        slot = self.kept.take(context, prompt) if run.request.use_cache else None
+        slot = None
+        if run.request.use_cache:
+            slot = self.kept.take(context, prompt, (run.handle, run.parent))
         self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))
         entry.reused = slot.length if slot is not None else 0
         entry.decoding = Decoding(
@@ -256,7 +257,7 @@ class Loop:
                 if row.slot is not None:
                     nbytes += row.slot.nbytes
                     if reason != "error":  # a fault may have left the cache half written
-                        self._keep(row.context, row.slot)
+                        self._keep(row.context, row.slot, entry.run)
         decoded = clock.steps - 1 if clock else 0
         entry.run.tell(
             Finished(
@@ -271,6 +272,6 @@ class Loop:
             )
         )
 
-    def _keep(self, context: Sequence[int], slot: Slot) -> None:
-        self.kept.put(context, slot)
+    def _keep(self, context: Sequence[int], slot: Slot, run: Run) -> None:
+        self.kept.put(context, slot, run.handle)
         self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))

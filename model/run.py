@@ -247,9 +247,7 @@ class Run:
         self.step(index)
         own = self.moments[index].strategy
         strategy = own if strategy is None else checked_strategy(strategy).with_seed(self.seed)
-        context = self.context(index)
-        logits = self.engine.logits(self.moments[index], context, len(self.prompt_ids))
-        return strategy.choose(logits, context)
+        return strategy.choose(self.engine.logits(self, index), self.context(index))
 
     def context(self, index: int) -> list[int]:
         """The tokens before step `index`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .decoding import Decoding
@@ -48,14 +49,14 @@ class Scheduler:
         """Tokens that one sequence can have when it is alone."""
         return max(0, (self.cache_bytes // self._bytes_per_token - 64) * 8 // 9)
 
-    def add(self, run: Run, tokens: int, forced: int | None, seconds: float) -> None:
+    def add(self, run: Run, tokens: int, forced: int | None, seconds: Callable[[], float]) -> None:
         """Queue a run that will have up to `tokens` tokens.
 
         Raises:
-            Busy: the queue is full; `seconds` is when to try again.
+            Busy: the queue is full; `seconds` says when to try again.
         """
         if len(self.waiting) >= self.max_waiting:
-            raise Busy(seconds)
+            raise Busy(seconds())
         self.waiting.append(Entry(run, roomy(tokens) * self._bytes_per_token, forced))
 
     def admit(self) -> Entry | None:

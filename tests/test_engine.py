@@ -40,9 +40,9 @@ from model import (
     Waiting,
     decoding,
     kv_cache,
-    loop,
 )
 from model import run as run_module
+from model.backbone import Feed
 from model.draw import uniform
 from model.kv_cache import CHUNK, Kept, Slot, roomy
 from model.strategies import Continuation, Decision, Strategy
@@ -958,24 +958,14 @@ def test_somebody_comes_while_places_are_told(
     assert [run.finished.reason for run in runs] == ["length"] * 4
 
 
-def test_caches_are_kept_while_their_size_is_asked() -> None:
-    kept = Kept()
-
-    class Other(Slot):
-        length, nbytes = 1, 8
-
-    class Growing(Slot):
-        length = 1
-
-        @property
-        def nbytes(self) -> int:
-            kept.put([3], Other())
-            return 8
-
-    kept.put([1], Growing())
-    kept.put([2], Other())
-    assert kept.nbytes == 16
-    assert kept.nbytes == 24
+def test_when_a_place_is_free_is_reckoned_only_for_who_is_turned_away(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(max_waiting=1, threaded=False)
+    monkeypatch.setattr(engine, "status", lambda: pytest.fail("reckoned"))
+    engine.stream(asked())
+    with pytest.raises(pytest.fail.Exception, match="reckoned"):
+        engine.stream(asked())
 
 
 def test_first_come_first_served(build: Build) -> None:
@@ -1095,6 +1085,160 @@ def test_least_recently_used_caches_go_first(build: Build) -> None:
     assert not reused(20)
 
 
+def test_looks_at_steps_that_were_given_up_leave_no_caches_behind(build: Build) -> None:
+    engine = build(trace_bytes=0, threaded=False)
+    run = engine.stream(asked(max_new_tokens=200))
+    drained(run)
+    held = len(engine.loop.kept), engine.loop.kept.nbytes
+    for index in range(199, -1, -1):
+        run.reweigh(index)
+    assert (len(engine.loop.kept), engine.loop.kept.nbytes) == held
+    engine.loop.kept.shrink(0)
+    for index in (7, 100, 3, 199, 150):  # also where only looks fill it
+        run.reweigh(index)
+        assert len(engine.loop.kept) == 1
+
+
+@dataclass(eq=False)
+class Held:
+    """A slot without a model."""
+
+    prompt: int
+    length: int
+    exact: int
+    nbytes: int = 8
+
+    def fork(self, length: int) -> Held:
+        return Held(self.prompt, length, min(self.exact, length), self.nbytes)
+
+
+told = st.tuples(
+    st.lists(st.integers(0, 1), min_size=1, max_size=12),  # its tokens
+    st.integers(1, 12),  # how many of them are its prompt
+    st.integers(0, 12),  # how many were run in the usual way
+    st.sampled_from("ab"),  # whose it was
+)
+
+
+def serves(held: tuple[Any, ...], wanted: list[int], prompt: int, family: str) -> int:
+    """What the kept caches promise, in the plainest words."""
+    ids, its_prompt, exact, owner = held
+    alike = 0
+    while alike < min(len(ids), len(wanted) - 1) and ids[alike] == wanted[alike]:
+        alike += 1
+    alike = alike if owner in family else min(alike, exact)
+    if its_prompt == prompt and alike >= prompt:
+        return alike
+    return min(alike, its_prompt, prompt) // 3 * 3
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=EXACT)
+@given(st.lists(told, max_size=8), st.lists(told, min_size=1, max_size=4))
+def test_the_kept_cache_that_serves_for_most_is_taken(
+    short_chunks: None, helds: list[Any], asks: list[Any]
+) -> None:
+    """However they are found, and although those that add nothing are not kept."""
+    kept, there = Kept(), []
+    for ids, prompt, exact, owner in helds:
+        prompt, exact = min(prompt, len(ids)), min(exact, len(ids))
+        kept.put(ids, Held(prompt, len(ids), exact), owner)
+        there.append((ids, prompt, exact, owner))
+        assert kept.nbytes == 8 * len(kept)
+    for wanted, prompt, _, family in asks:
+        prompt = min(prompt, len(wanted))
+        best = max((serves(held, wanted, prompt, family) for held in there), default=0)
+        slot = kept.take(wanted, prompt, (family,))
+        assert slot.length == best
+        assert slot.prompt == prompt
+        assert kept.nbytes == 8 * len(kept)
+        if best:  # back, as after its run
+            kept.put(wanted, slot, family)
+            there.append((wanted[:best], prompt, slot.exact, family))
+    kept.shrink(16)
+    assert kept.nbytes == 8 * len(kept) <= 16
+    kept.shrink(0)
+    assert kept.nbytes == len(kept) == len(kept._openings) == 0
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_cache_that_is_the_beginning_of_another_is_not_kept_beside_it(order: int) -> None:
+    kept = Kept()
+    for ids in [[1, 2, 3], [1, 2, 3, 4, 5]][::order]:
+        kept.put(ids, Held(2, len(ids), len(ids)))
+    assert len(kept) == 1
+    assert kept.take([1, 2, 3, 4, 5, 6], 2).length == 5
+    for ids, prompt, exact in [([1, 2, 3], 2, 3), ([1, 2, 3, 4], 3, 4), ([1, 2, 3, 4], 2, 2)]:
+        kept.put(ids, Held(prompt, len(ids), exact))
+    assert len(kept) == 3  # after another prompt, and one that was run in another way
+
+
+def test_among_many_caches_the_right_one_is_found_at_once() -> None:
+    """A Python loop over all tokens of all of them would take more than 100 ms."""
+    kept = Kept()
+    for n in range(1000):
+        kept.put([n] * 2000, Held(1000, 2000, 2000))
+    began = time.perf_counter()
+    assert kept.take([500] * 3000, 1000).length == 2000
+    assert time.perf_counter() - began < 0.01
+
+
+class Passes(Slot):
+    """A slot of any length."""
+
+    length = 0
+
+    def __init__(self, prompt: int, length: int) -> None:
+        super().__init__(prompt)
+        self.length = self.exact = length
+
+
+@pytest.mark.parametrize(
+    ("held", "unfed", "wanted", "passes"),
+    [
+        (0, 10, 1, [(3, 0), (3, 0), (3, 0), (1, 1)]),
+        (0, 12, 1, [(3, 0), (3, 0), (3, 0), (1, 0), (2, 1)]),  # the prompt, of 10, stays apart
+        (9, 1, 1, [(1, 1)]),
+        (10, 1, 1, [(1, 1)]),
+        (10, 7, 1, [(3, 0), (3, 0), (1, 1)]),
+        (10, 5, 5, [(5, 5)]),  # what is wanted together comes together
+        (10, 7, 5, [(2, 0), (5, 5)]),
+        (8, 4, 3, [(1, 0), (3, 3)]),
+    ],
+)
+def test_passes_over_a_prompt_and_what_is_behind_it(
+    short_chunks: None, held: int, unfed: int, wanted: int, passes: list[tuple[int, int]]
+) -> None:
+    slot, made, tokens = Passes(10, held), [], list(range(unfed))
+    while tokens:
+        feed = decoding.next_feed(tokens, slot, wanted)
+        made.append((len(feed.token_ids), feed.logits))
+        assert list(feed.token_ids) == tokens[: made[-1][0]]
+        tokens = tokens[made[-1][0] :]
+        slot.length += made[-1][0]
+    assert made == passes
+    assert decoding.next_feed(range(5), None, 2) == Feed(range(5), None, 2)
+
+
+@pytest.mark.parametrize("use", ["another run", "a branch"])
+def test_what_a_run_ran_in_its_own_way_serves_itself_and_its_branches_alone(
+    build: Build, use: str
+) -> None:
+    """Several tokens a pass differ in their last bits from one at a time."""
+    engine = build(threaded=False)
+    prompt = len(engine.tokenize(asked()))
+    oracle = shared().generate(asked(strategy=Greedy(), max_new_tokens=30)).token_ids
+    guessed = engine.stream(asked(strategy=Guessing(oracle, prompt), max_new_tokens=30))
+    assert guessed.result().token_ids == oracle
+    if use == "a branch":
+        assert drained(guessed.branch(20, strategy=Greedy(), more=3))[-1].reused == prompt + 19
+        return
+    fresh = engine.stream(asked(strategy=Greedy(), max_new_tokens=2))
+    drained(fresh)
+    fresh.steps, fresh.moments = list(guessed.steps), list(guessed.moments)
+    branch = fresh.branch(20, more=3)
+    assert drained(branch)[-1].reused <= prompt + 1
+
+
 WORDS = [5, 90, 130]
 
 
@@ -1130,8 +1274,7 @@ acts = st.lists(
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts run three tokens at a time, so that short ones have several chunks."""
-    for module in (kv_cache, decoding, loop):
-        monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(kv_cache, "CHUNK", 3)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=EXACT)
