@@ -14,18 +14,18 @@ import torch
 
 from . import device as devices
 from . import ranges
-from .backbone import Feed, TransformersBackbone
-from .decoding import step_of
+from .backbone import TransformersBackbone
 from .draw import new_seed
 from .errors import Busy, FieldError
 from .events import Started, Step
-from .kv_cache import CHUNK, roomy
+from .kv_cache import roomy
 from .loop import Loop, Turn
 from .prompt import end_ids, prompt_ids, start_id
 from .request import MOST_NEW_TOKENS, Request, checked_strategy
 from .run import Result, Run
 from .runs import Runs
 from .scheduler import Scheduler
+from .scoring import scored
 from .strategies import Greedy, Strategy
 from .token_text import TokenText
 from .trace import Trace
@@ -245,7 +245,7 @@ class Engine:
         return self.runs.get(handle)
 
     def score(self, text: str, num_candidates: int = 20) -> list[Step]:
-        """How the model saw a given text: one `Step` per token, by one forward pass.
+        """How the model saw a given text: one `Step` per token, without decoding.
 
         The first token is weighed after the start token, where the model has one that the
         tokenizer does not already put first; else it has no distribution and no `Step`.
@@ -255,7 +255,7 @@ class Engine:
         if self._start_id is not None and ids[0] != self._start_id:
             ids.insert(0, self._start_id)
         self._check(request, ids)
-        return self.loop.between_turns(lambda: self._score(ids, request))
+        return self.loop.ask(scored(self.backbone, self.token_text, ids, request))
 
     # state
 
@@ -309,7 +309,7 @@ class Engine:
         moment = run.moments[index]
         held = self.trace.logits(moment)
         if held is None:
-            held = self.loop.between_turns(lambda: self.loop.logits_before(run, index))
+            held = self.loop.ask(self.loop.logits_before(run, index))
             self.trace.keep(moment, held)
         return held
 
@@ -376,27 +376,3 @@ class Engine:
         left = [run.request.max_new_tokens - len(run.steps) for run in runs]
         rate = self.status().tokens_per_s
         return min(left) * len(left) / rate if left and rate else 5.0
-
-    def _score(self, ids: list[int], request: Request) -> list[Step]:
-        slot, steps = self.backbone.slot(), []
-        pieces = self.token_text.pieces(ids)
-        for start in range(0, len(ids) - 1, CHUNK):
-            chunk = ids[start : min(start + CHUNK, len(ids) - 1)]
-            began = time.perf_counter()
-            (output,) = self.backbone.forward([Feed(chunk, slot, logits=len(chunk))])
-            each = (time.perf_counter() - began) / len(chunk)
-            for offset, logits in enumerate(output.logits):
-                index = start + offset
-                steps.append(
-                    step_of(
-                        request.strategy.choose(logits, ids[: index + 1]),
-                        self.token_text,
-                        index=index,
-                        token_id=ids[index + 1],
-                        piece=pieces[index + 1],
-                        num_candidates=request.num_candidates,
-                        forced=True,
-                        duration_s=each,
-                    )
-                )
-        return steps

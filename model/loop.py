@@ -8,9 +8,8 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +17,7 @@ from .backbone import Backbone
 from .decoding import Decoding, Row, next_feed
 from .events import Finished, Waiting
 from .kv_cache import Kept, Slot
+from .questions import Question, Questions
 from .run import Run
 from .scheduler import Entry, Scheduler
 from .token_text import TokenText
@@ -52,8 +52,8 @@ class Turn:
 class Loop:
     """Takes the runs of a scheduler through a backbone, one turn after the other.
 
-    Nothing else touches the model: what other threads want from it they hand in with
-    `between_turns`. An idle loop sleeps; it does not poll.
+    Nothing else touches the model: what other threads want from it they `ask`. An idle loop
+    sleeps; it does not poll.
 
     Args:
         backbone: the model.
@@ -80,15 +80,15 @@ class Loop:
         self.kept = Kept()
         self.timeline: deque[Turn] = deque(maxlen=REMEMBERED)
         self.closed = False
-        self._jobs: deque[tuple[Callable[[], Any], Future]] = deque()
+        self._questions = Questions()
         self._turning, self._starting = threading.RLock(), threading.Lock()
         self._awake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def turn(self) -> bool:
-        """One turn. False if there was nothing to do."""
+        """One turn: a step of one run, a piece of one question. False if there was neither."""
         with self._turning:
-            busy = self._work_off_jobs()
+            busy = self._questions.turn()
             for entry in self.scheduler.cancelled():
                 self._finish(entry, "cancelled")
                 busy = True
@@ -108,22 +108,26 @@ class Loop:
             self.close()
         self.wake()
 
-    def between_turns(self, job: Callable[[], T]) -> T:
-        """Run `job` between two turns, where it has the model for itself."""
+    def ask(self, question: Question[T]) -> T:
+        """The answer to a question to the model, worked out between the turns of the runs.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
         if not self.threaded or threading.current_thread() is self._thread:
             with self._turning:
-                return job()
-        future: Future = Future()
-        self._jobs.append((job, future))
-        if self.closed:
-            self._refuse_jobs()
-        self.wake()
+                future = self._questions.put(question)
+                while not future.done():
+                    self._questions.turn()
+        else:
+            future = self._questions.put(question)
+            self.wake()
         return future.result()
 
-    def logits_before(self, run: Run, index: int) -> torch.Tensor:
+    def logits_before(self, run: Run, index: int) -> Question[torch.Tensor]:
         """The logits of a step of a run, by running what no kept cache holds of its prefix.
 
-        *Shape:* (vocab,). Call it between turns.
+        *Shape:* (vocab,)
         """
         context = run.context(index)
         slot = self.kept.take(context, len(run.prompt_ids), (run.handle, run.parent))
@@ -132,6 +136,7 @@ class Loop:
             if len(output.logits):
                 self._keep(context, slot, run)
                 return output.logits[-1]
+            yield
 
     def wake(self) -> None:
         """Have the loop look again; starts its thread if none is running."""
@@ -149,7 +154,7 @@ class Loop:
             self.closed = True
             for entry in self.scheduler.all():
                 self._finish(entry, "cancelled")
-            self._refuse_jobs()
+            self._questions.close()
         self._awake.set()
         with self._starting:  # a thread that is there has been started
             thread = self._thread
@@ -167,20 +172,6 @@ class Loop:
             if not busy:
                 pause = self.scheduler.until_due(time.perf_counter())
                 self._awake.wait(min(pause, threading.TIMEOUT_MAX))
-
-    def _work_off_jobs(self) -> bool:
-        busy = bool(self._jobs)
-        while self._jobs:
-            job, future = self._jobs.popleft()
-            try:
-                future.set_result(job())
-            except BaseException as error:  # belongs to the one who asked
-                future.set_exception(error)
-        return busy
-
-    def _refuse_jobs(self) -> None:
-        while self._jobs:
-            self._jobs.popleft()[1].set_exception(RuntimeError("the engine is closed"))
 
     def _admit(self) -> None:
         while (entry := self.scheduler.admit()) is not None:
