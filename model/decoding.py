@@ -132,6 +132,12 @@ class Decoding:
 
     def _apply(self, decision: Decision) -> None:
         parents = [c.parent for c in decision.continuations]
+        most = self.request.strategy.rows
+        if len(parents) > most:
+            raise ValueError(f"{len(parents)} rows, and the strategy said {most} at most")
+        for place, row in enumerate(self.rows):
+            if place not in parents:
+                row.slot = None  # before others are copied, so that there are never more
         rows = []
         for i, continuation in enumerate(decision.continuations):
             # The last child takes its parent's slot over; the ones before it copy.
@@ -159,15 +165,14 @@ class Decoding:
         self.steps.append(made)
         return made
 
-    def ended(self, step: Step, end_ids: frozenset[int], room: int) -> str | None:
+    def ended(self, step: Step, end_ids: frozenset[int]) -> str | None:
         """Why the run ends with this step, or None."""
         if step.token_id in end_ids and not self.request.ignore_eos:
             return "eos"
         self.stopped_at = self._stop_at(len(step.text))
         if self.stopped_at is not None:
             return "stop"
-        limit = min(self.request.max_new_tokens, room - self.prompt_length)
-        return "length" if len(self.steps) >= limit else None
+        return "length" if len(self.steps) >= self.request.max_new_tokens else None
 
     def final_text(self, reason: str) -> str:
         """The new text, special tokens left out, cut before the stop string."""

@@ -100,7 +100,6 @@ class Engine:
         budget = devices.cache_budget(cache_bytes, roomy(SHORTEST) * per_token, self.device)
         waiting = ranges.whole("max_waiting", max_waiting, 1, 1_000_000)
         scheduler = Scheduler(budget, per_token, waiting)
-        self.room = min(self.backbone.max_length, scheduler.longest())
         self.trace = Trace(ranges.whole("trace_bytes", trace_bytes, 0, 2**50))
         self.runs = Runs(MOST_RUNS, REPORT_BYTES)
         self.loop = Loop(
@@ -109,7 +108,6 @@ class Engine:
             self.token_text,
             self.end_ids,
             self.trace,
-            self.room,
             threaded,
         )
         # Also at the interpreter's end: a thread inside a forward pass then would abort it.
@@ -168,6 +166,11 @@ class Engine:
         ids = prompt_ids(self.tokenizer, request, self._start_id)
         self._check(request, ids)
         return ids
+
+    def room(self, request: Request) -> int:
+        """The most tokens that a text can come to have under this request's settings."""
+        rows = request.strategy.rows
+        return min(self.backbone.max_length, self.loop.scheduler.longest(rows))
 
     def branch(
         self,
@@ -255,7 +258,7 @@ class Engine:
         if self._start_id is not None and ids[0] != self._start_id:
             ids.insert(0, self._start_id)
         self._check(request, ids)
-        return self.loop.ask(scored(self.backbone, self.token_text, ids, request))
+        return self.loop.ask(scored(self.backbone, self.token_text, ids, request), len(ids))
 
     # state
 
@@ -309,7 +312,7 @@ class Engine:
         moment = run.moments[index]
         held = self.trace.logits(moment)
         if held is None:
-            held = self.loop.ask(self.loop.logits_before(run, index))
+            held = self.loop.ask(self.loop.logits_before(run, index), len(run.prompt_ids) + index)
             self.trace.keep(moment, held)
         return held
 
@@ -347,7 +350,7 @@ class Engine:
         fixed = replace(
             request,
             strategy=strategy.with_seed(seed) if strategy.draws else strategy,
-            max_new_tokens=min(request.max_new_tokens, self.room - len(ids)),
+            max_new_tokens=min(request.max_new_tokens, self.room(request) - len(ids)),
             num_candidates=min(request.num_candidates, self.backbone.vocab_size),
         )
         return Run(self, fixed, ids, seed, parent)
@@ -355,15 +358,16 @@ class Engine:
     def _check(self, request: Request, ids: Sequence[int], inherited: int = 0) -> None:
         if request.token_ids is not None:
             self._check_ids("token_ids", ids)
-        if len(ids) + inherited >= self.room:
-            allowed = f"at most {self.room - 1} tokens, and it has {len(ids) + inherited}"
+        room = self.room(request) - 1
+        if len(ids) + inherited > room:
+            allowed = f"at most {room} tokens, and it has {len(ids) + inherited}"
             raise FieldError(
                 "prompt",
                 request.prompt if request.prompt is not None else list(ids[:5]),
                 allowed,
                 "no_room",
                 tokens=len(ids) + inherited,
-                room=self.room - 1,
+                room=room,
             )
 
     def _check_ids(self, field: str, ids: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ branches or repeats it starts from there.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ ROOM = 64  # a full buffer grows by this many tokens or by an eighth, whichever 
 def roomy(length: int) -> int:
     """Tokens for which a buffer is made that must hold `length`."""
     return length + max(ROOM, length // 8)
+
+
+def longest(room: int) -> int:
+    """The most tokens for which `roomy` makes a buffer of at most so many."""
+    eighths = 8 * (room // 9) + min(room % 9, 7)
+    return max(0, min(room - ROOM, eighths))
 
 
 class GrowingLayer(DynamicLayer):
@@ -119,6 +126,12 @@ class Slot:
         if self.exact == start and count == usual:
             self.exact += count
 
+    def trim(self, length: int) -> None:
+        """Forget all tokens from `length` on, and the room that they took."""
+        self.truncate(length)
+        for i, layer in enumerate(self.cache.layers):  # one after the other, for the memory's sake
+            self.cache.layers[i] = layer.copy(length)
+
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
         self.exact = min(self.exact, length)
@@ -208,7 +221,11 @@ class Kept:
             self._openings.setdefault(key, []).append(held)
 
     def take(
-        self, token_ids: Sequence[int], prompt: int, family: Collection[str | None] = ()
+        self,
+        token_ids: Sequence[int],
+        prompt: int,
+        family: Collection[str | None] = (),
+        nbytes: float = math.inf,
     ) -> Slot:
         """The slot that serves for most of the beginning of `token_ids`, cut to that.
 
@@ -218,6 +235,8 @@ class Kept:
         Args:
             prompt: how many of the tokens, from the first on, are the run's prompt.
             family: handles of the run and of the one that it branched from.
+            nbytes: what all others may hold then; who doesn't fit in is given up before a copy is
+                made, this slot's own original last.
         """
         wanted = np.array(token_ids, np.int64)
         best, shared = None, 0
@@ -226,17 +245,21 @@ class Kept:
             if serves > shared:
                 best, shared = held, serves
         if best is None:
+            self.shrink(nbytes)
             return Slot(prompt)
-        if shared < len(best.token_ids):
-            self._held.move_to_end(best)
-            slot = best.slot.fork(shared)
-        else:
+        self._held.move_to_end(best)
+        if shared == len(best.token_ids):
             self._drop(best)
-            slot = best.slot
+        self.shrink(nbytes)
+        slot = best.slot
+        if best in self._held:
+            slot = slot.fork(shared)
+        elif shared < len(best.token_ids):
+            slot.trim(shared)
         slot.prompt = prompt
         return slot
 
-    def shrink(self, nbytes: int) -> None:
+    def shrink(self, nbytes: float) -> None:
         """Give up slots until they hold at most `nbytes`."""
         while self._held and self.nbytes > nbytes:
             self._drop(next(iter(self._held)))

@@ -61,7 +61,6 @@ class Loop:
         text: the vocabulary as text.
         end_ids: tokens that end a run.
         trace: where each step's logits are kept.
-        room: most tokens that a row can have.
         threaded: False leaves the turning to the caller of `turn`.
     """
 
@@ -72,11 +71,10 @@ class Loop:
         text: TokenText,
         end_ids: frozenset[int],
         trace: Trace,
-        room: int,
         threaded: bool,
     ) -> None:
         self.backbone, self.scheduler, self.text = backbone, scheduler, text
-        self.end_ids, self.trace, self.room, self.threaded = end_ids, trace, room, threaded
+        self.end_ids, self.trace, self.threaded = end_ids, trace, threaded
         self.kept = Kept()
         self.timeline: deque[Turn] = deque(maxlen=REMEMBERED)
         self.closed = False
@@ -88,7 +86,7 @@ class Loop:
     def turn(self) -> bool:
         """One turn: a step of one run, a piece of one question. False if there was neither."""
         with self._turning:
-            busy = self._questions.turn()
+            busy = self._answer()
             for entry in self.scheduler.cancelled():
                 self._finish(entry, "cancelled")
                 busy = True
@@ -108,19 +106,24 @@ class Loop:
             self.close()
         self.wake()
 
-    def ask(self, question: Question[T]) -> T:
+    def ask(self, question: Question[T], tokens: int) -> T:
         """The answer to a question to the model, worked out between the turns of the runs.
+
+        Args:
+            tokens: how many the KV cache must hold for it. It waits for no run, since a paused one
+                would let a person wait for ever: where everything is promised to runs, that much
+                can come on top, of one question at a time.
 
         Raises:
             RuntimeError: the engine is closed.
         """
         if not self.threaded or threading.current_thread() is self._thread:
             with self._turning:
-                future = self._questions.put(question)
+                future = self._questions.put(question, self.scheduler.bytes(tokens))
                 while not future.done():
-                    self._questions.turn()
+                    self._answer()
         else:
-            future = self._questions.put(question)
+            future = self._questions.put(question, self.scheduler.bytes(tokens))
             self.wake()
         return future.result()
 
@@ -130,7 +133,8 @@ class Loop:
         *Shape:* (vocab,)
         """
         context = run.context(index)
-        slot = self.kept.take(context, len(run.prompt_ids), (run.handle, run.parent))
+        family, spare = (run.handle, run.parent), self.scheduler.spare
+        slot = self.kept.take(context, len(run.prompt_ids), family, spare)
         while True:
             (output,) = self.backbone.forward([next_feed(context[slot.length :], slot)])
             if len(output.logits):
@@ -173,6 +177,13 @@ class Loop:
                 pause = self.scheduler.until_due(time.perf_counter())
                 self._awake.wait(min(pause, threading.TIMEOUT_MAX))
 
+    def _answer(self) -> bool:
+        self.scheduler.aside = self._questions.nbytes
+        self.kept.shrink(self.scheduler.spare)
+        busy = self._questions.turn()
+        self.scheduler.aside = self._questions.nbytes
+        return busy
+
     def _admit(self) -> None:
         while (entry := self.scheduler.admit()) is not None:
             self._guarded(entry, self._begin)
@@ -195,8 +206,7 @@ class Loop:
         prompt = len(run.prompt_ids)
         slot = None
         if run.request.use_cache:
-            slot = self.kept.take(context, prompt, (run.handle, run.parent))
-        self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))
+            slot = self.kept.take(context, prompt, (run.handle, run.parent), self.scheduler.spare)
         entry.reused = slot.length if slot is not None else 0
         entry.decoding = Decoding(
             run.request,
@@ -224,7 +234,7 @@ class Loop:
             step = decoding.step(choice)
             run.tell(step)
             decoding.clock.start()
-            reason = decoding.ended(step, self.end_ids, self.room)
+            reason = decoding.ended(step, self.end_ids)
             if reason:
                 break
         duration = decoding.clock.stop() - start
@@ -265,4 +275,4 @@ class Loop:
 
     def _keep(self, context: Sequence[int], slot: Slot, run: Run) -> None:
         self.kept.put(context, slot, run.handle)
-        self.kept.shrink(max(0, self.scheduler.cache_bytes - self.scheduler.reserved))
+        self.kept.shrink(self.scheduler.spare)

@@ -20,25 +20,36 @@ class Questions:
 
     def __init__(self) -> None:
         self.closed = False
-        self._asked: deque[tuple[Question, Future]] = deque()
+        self._asked: deque[tuple[Question, int, Future]] = deque()
 
-    def put(self, question: Question[T]) -> Future[T]:
+    def put(self, question: Question[T], nbytes: int = 0) -> Future[T]:
         """Hand a question in, from any thread.
+
+        Args:
+            nbytes: KV cache that it may come to need.
 
         Raises:
             RuntimeError: nobody will answer, the engine is closed.
         """
         future: Future = Future()
-        self._asked.append((question, future))
+        self._asked.append((question, nbytes, future))
         if self.closed:
             self.close()
             future.result()
         return future
 
+    @property
+    def nbytes(self) -> int:
+        """KV cache that the oldest question may come to need."""
+        try:
+            return self._asked[0][1]
+        except IndexError:
+            return 0
+
     def turn(self) -> bool:
         """Answer one piece of the oldest question. False if there is none."""
         try:
-            question, future = self._asked.popleft()
+            question, nbytes, future = self._asked.popleft()
         except IndexError:
             return False
         try:
@@ -48,7 +59,7 @@ class Questions:
         except BaseException as error:  # belongs to the one who asked
             future.set_exception(error)
         else:
-            self._asked.appendleft((question, future))
+            self._asked.appendleft((question, nbytes, future))
         return True
 
     def close(self) -> None:
@@ -56,7 +67,7 @@ class Questions:
         self.closed = True
         while self._asked:
             try:
-                _, future = self._asked.popleft()
+                *_, future = self._asked.popleft()
             except IndexError:  # another thread closes too
                 return
             future.set_exception(RuntimeError("the engine is closed"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .decoding import Decoding
 from .errors import Busy
-from .kv_cache import roomy
+from .kv_cache import longest, roomy
 from .run import Run
 
 MOST_RUNNING = 64
@@ -32,22 +32,35 @@ class Scheduler:
     Args:
         cache_bytes: what the KV caches of all running sequences may come to need together.
         max_waiting: longest queue.
+
+    Attributes:
+        aside: bytes for the question that is being answered.
     """
 
     def __init__(self, cache_bytes: int, bytes_per_token: int, max_waiting: int) -> None:
         self.cache_bytes, self.max_waiting = cache_bytes, max_waiting
         self._bytes_per_token = bytes_per_token
+        self.aside = 0
         self.running: deque[Entry] = deque()
         self.waiting: deque[Entry] = deque()
 
     @property
     def reserved(self) -> int:
-        """Bytes promised to running sequences."""
-        return sum(entry.nbytes for entry in self.running)
+        """Bytes promised to running sequences and the question."""
+        return sum(entry.nbytes for entry in self.running) + self.aside
 
-    def longest(self) -> int:
-        """Tokens that one sequence can have when it is alone."""
-        return max(0, (self.cache_bytes // self._bytes_per_token - 64) * 8 // 9)
+    @property
+    def spare(self) -> int:
+        """Bytes promised to nobody."""
+        return max(0, self.cache_bytes - self.reserved)
+
+    def bytes(self, tokens: int, rows: int = 1) -> int:
+        """What a sequence of so many tokens may need."""
+        return rows * roomy(tokens) * self._bytes_per_token
+
+    def longest(self, rows: int = 1) -> int:
+        """Tokens that a sequence can have when it is alone."""
+        return longest(self.cache_bytes // self._bytes_per_token // rows)
 
     def add(self, run: Run, tokens: int, forced: int | None, seconds: Callable[[], float]) -> None:
         """Queue a run that will have up to `tokens` tokens.
@@ -57,14 +70,15 @@ class Scheduler:
         """
         if len(self.waiting) >= self.max_waiting:
             raise Busy(seconds())
-        self.waiting.append(Entry(run, roomy(tokens) * self._bytes_per_token, forced))
+        nbytes = self.bytes(tokens, run.request.strategy.rows)
+        self.waiting.append(Entry(run, nbytes, forced))
 
     def admit(self) -> Entry | None:
         """The next run that there is room for, moved to the running set."""
         if not self.waiting or len(self.running) >= MOST_RUNNING:
             return None
         entry = self.waiting[0]
-        if self.running and self.reserved + entry.nbytes > self.cache_bytes:
+        if self.reserved and self.reserved + entry.nbytes > self.cache_bytes:
             return None
         self.running.append(self.waiting.popleft())
         return entry

@@ -80,13 +80,22 @@ class Decider(Protocol):
 
 
 class Strategy(Protocol):
-    """Settings that can decode. `with_seed` are the same with this seed where they have none."""
+    """Settings that can decode. `with_seed` are the same with this seed where they have none.
+
+    Attributes:
+        draws: whether anything is left to chance.
+        seed: of its draws; None lets the engine pick one.
+        rows: how many rows a run of it has at most; the cache is reserved for so many.
+    """
 
     @property
     def draws(self) -> bool: ...
 
     @property
     def seed(self) -> int | None: ...
+
+    @property
+    def rows(self) -> int: ...
 
     def with_seed(self, seed: int) -> Strategy: ...
 
@@ -128,6 +137,7 @@ class Greedy:
 
     draws = False
     seed = None
+    rows = 1
 
     def __post_init__(self) -> None:
         _check_penalties(self)
@@ -182,6 +192,8 @@ class Sampling:
     no_repeat_ngram_size: int = 0
     seed: int | None = None
     processors: Processors = field(init=False, repr=False, compare=False)
+
+    rows = 1
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:

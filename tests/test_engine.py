@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 import tracemalloc
+import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -756,7 +757,7 @@ def test_questions_are_answered_in_order_and_without_a_thread(build: Build) -> N
             answers.append(name)
 
     engine.loop._questions.put(question("first"))
-    engine.loop.ask(question("second"))
+    engine.loop.ask(question("second"), 0)
     assert answers == ["first", "first", "second", "second"]
     assert len(run.steps) == 1
     same_numbers(run.reweigh(0), run.steps[0])
@@ -1087,6 +1088,99 @@ def test_the_cache_budget_holds_at_every_step(build: Build) -> None:
         assert held(engine) <= budget
     assert most > budget // 2
     assert all(run.finished.reason == "length" for run in runs)
+
+
+@pytest.fixture
+def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], list[int]]:
+    """Watches the bytes of all caches that exist, whoever holds them, whenever one grows."""
+    slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+    most = [0]
+    made, grow = Slot.__init__, kv_cache.GrowingLayer._grow
+
+    def seen(slot: Slot, *args: Any) -> None:
+        made(slot, *args)
+        slots.add(slot)
+
+    def grown(layer: Any, end: int) -> None:
+        grow(layer, end)
+        most[0] = max(most[0], sum(slot.nbytes for slot in list(slots)))
+
+    monkeypatch.setattr(Slot, "__init__", seen)
+    monkeypatch.setattr(kv_cache.GrowingLayer, "_grow", grown)
+    return most
+
+
+@pytest.mark.parametrize("shared_prompts", [True, False])
+def test_the_cache_budget_holds_whoever_needs_it(
+    build: Build, peak: list[int], shared_prompts: bool
+) -> None:
+    """Several rows, copies of kept caches, questions: all together, at every moment."""
+    budget = roomy(150) * 256 * 4
+    engine = build(cache_bytes=budget, threaded=False, trace_bytes=0)
+    runs: list[Run] = []
+    for n in range(10):
+        prompt = "once upon a time" if shared_prompts else f"{n} upon a time"
+        strategy = TwoRows() if n % 2 else Sampling(seed=n)
+        runs.append(engine.stream(asked(prompt, strategy=strategy, max_new_tokens=10 * n + 5)))
+        if n % 3 == 2:
+            drained(runs[-3])
+            runs[-3].reweigh(3)
+            drained(runs[-3].branch(2, more=7))
+            engine.score("the cat is on the mat", num_candidates=1)
+    for run in runs:
+        assert drained(run)[-1].reason == "length"
+    assert budget // 2 < peak[0] <= budget
+
+
+def test_a_question_waits_for_no_run_and_takes_its_own_cache_alone(
+    build: Build, peak: list[int]
+) -> None:
+    budget = roomy(150) * 256
+    engine = build(cache_bytes=budget, threaded=False, trace_bytes=0)
+    first = engine.stream(asked(max_new_tokens=100))
+    drained(first)
+    paused = engine.stream(asked("x", max_new_tokens=149))
+    engine.step()
+    paused.pause()
+    assert len(engine.score("the cat is on the mat " * 9, num_candidates=1)) > 80
+    first.reweigh(99)
+    assert engine.status().kept_bytes == 0  # all is promised to the run that is paused
+    assert budget < peak[0] <= 2 * budget
+    paused.cancel()
+
+
+def test_settings_with_more_rows_have_less_room(build: Build) -> None:
+    engine = build(cache_bytes=roomy(100) * 256, threaded=False)
+    assert drained(engine.stream(asked("x", max_new_tokens=500)))[0].max_new_tokens == 99
+    narrow = engine.stream(asked("x", strategy=TwoRows(), max_new_tokens=500))
+    room = kv_cache.longest(roomy(100) // 2)
+    assert drained(narrow)[0].max_new_tokens == room - 1
+    with pytest.raises(FieldError, match=f"at most {room - 1} tokens"):
+        engine.stream(asked(None, token_ids=[5] * room, strategy=TwoRows()))
+    long = engine.stream(asked("x", max_new_tokens=room + 5))
+    drained(long)
+    with pytest.raises(FieldError, match=f"at most {room - 1} tokens"):
+        long.branch(strategy=TwoRows())
+    assert drained(engine.stream(asked(None, token_ids=[5] * room, max_new_tokens=1)))
+
+
+@pytest.mark.parametrize("room", [0, 1, 63, 64, 65, 80, 500, 575, 576, 577, 584, 585, 10_000])
+def test_the_longest_text_of_a_buffer_is_the_longest(room: int) -> None:
+    length = kv_cache.longest(room)
+    assert roomy(length) <= room or length == 0
+    assert roomy(length + 1) > room
+
+
+def test_more_rows_than_said_end_the_run_alone(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wide(TwoRows):
+        rows = 1
+
+    with caplog.at_level(logging.CRITICAL):
+        finished = drained(build().stream(asked(strategy=Wide())))[-1]
+    assert finished.reason == "error"
+    assert "2 rows" in finished.message
 
 
 def test_a_prompt_that_is_known_is_not_computed_again(build: Build) -> None:
@@ -1579,6 +1673,7 @@ class Faulty:
     inner: Greedy = field(default_factory=Greedy)
     draws = False
     seed = None
+    rows = 1
 
     def with_seed(self, seed: int) -> Faulty:
         return self
@@ -1671,7 +1766,7 @@ def test_a_fault_in_a_question_belongs_to_who_asked(engine: Engine) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        engine.loop.ask(wrong())
+        engine.loop.ask(wrong(), 0)
     assert engine.generate(asked()).finish_reason == "length"
 
 
@@ -1694,6 +1789,7 @@ class Guessing:
     inner: Greedy = field(default_factory=Greedy)
     draws = False
     seed = None
+    rows = 1
 
     def with_seed(self, seed: int) -> Guessing:
         return self
@@ -1829,6 +1925,7 @@ class TwoRows:
     inner: Greedy = field(default_factory=Greedy)
     draws = False
     seed = None
+    rows = 2
 
     def with_seed(self, seed: int) -> TwoRows:
         return self
