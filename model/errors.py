@@ -27,6 +27,11 @@ class FieldError(ValueError):
         self.details = details
         super().__init__(f"{field} is {shown(value)}; allowed is {allowed}.")
 
+    @property
+    def shown(self) -> str:
+        """The value in a short, printable form, however large or odd it is."""
+        return self.value if isinstance(self.value, str) else shown(self.value)
+
     def __reduce__(self):
         return _rebuild, (self.field, self.value, self.allowed, self.code, self.details)
 

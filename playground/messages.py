@@ -79,13 +79,23 @@ def finished(event: Finished) -> dict[str, Any]:
     }
 
 
+def beginning(engine: Engine, run: Run, event: Started) -> dict[str, Any]:
+    """What the first message about a run tells of it."""
+    told = {
+        "started": started(engine, event),
+        "settings": settings.shown(run.request.strategy),
+    }
+    if event.parent is not None:
+        told["branch"] = {"parent": event.parent, "at": event.inherited}
+    return told
+
+
 def whole_run(engine: Engine, run: Run, start: int = 0) -> dict[str, Any]:
     """Everything about a run from step `start` on, for a page that missed it."""
     events = run.wait(0, timeout=0)
     message = {
         "run": run.handle,
-        "started": started(engine, events[0]),
-        "settings": settings.shown(run.request.strategy),
+        **beginning(engine, run, events[0]),
         "from": start,
         "steps": [step(engine, s) for s in run.steps[start:]],
     }

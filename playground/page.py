@@ -12,7 +12,8 @@ import gradio as gr
 from model import Engine
 
 from . import api, assets, theme, words
-from .decode_tab import DecodeTab, Labelled, radio
+from .controls import Labelled, radio
+from .decode_tab import DecodeTab
 
 _STATIC = Path(__file__).parent / "static"
 THREADS = 200  # every page that watches a run holds one while it waits for news

@@ -15,7 +15,7 @@ from typing import Any
 
 from model import Engine, Finished, Run, Started, Step, Waiting
 
-from . import messages, settings
+from . import messages
 
 FRAME = 1 / 20  # seconds between two messages of one run
 PATIENCE = 2.0  # seconds without news after which the connection is tried anyway
@@ -49,18 +49,14 @@ class Audience:
                 del self._runs[session]
 
 
-def follow(engine: Engine, run: Run, parent: str | None = None) -> Iterator[dict[str, Any]]:
-    """The messages of a run until it ends. Closing this iterator cancels the run.
-
-    Args:
-        parent: handle of the run that this one branched from.
-    """
+def follow(engine: Engine, run: Run) -> Iterator[dict[str, Any]]:
+    """The messages of a run until it ends. Closing this iterator cancels the run."""
     seen = 0
     try:
         while True:
             events = run.wait(seen, timeout=PATIENCE)
             seen += len(events)
-            message = _message(engine, run, events, parent)
+            message = _message(engine, run, events)
             yield message
             if "finished" in message:
                 return
@@ -70,15 +66,12 @@ def follow(engine: Engine, run: Run, parent: str | None = None) -> Iterator[dict
         run.cancel()
 
 
-def _message(engine: Engine, run: Run, events: list[Any], parent: str | None) -> dict[str, Any]:
+def _message(engine: Engine, run: Run, events: list[Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"run": run.handle, "steps": []}
     for event in events:
         match event:
             case Started():
-                message["started"] = messages.started(engine, event)
-                message["settings"] = settings.shown(run.request.strategy)
-                if parent is not None:
-                    message["branch"] = {"parent": parent, "at": event.inherited}
+                message.update(messages.beginning(engine, run, event))
             case Waiting():
                 message["waiting"] = event.place
             case Step():

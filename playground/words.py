@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from model import Busy, FieldError, Gone, ModelUnavailable
-from model.errors import shown
 
 LANGUAGES = {"en": "English", "tr": "Türkçe"}
 FALLBACK = "en"
@@ -86,7 +85,7 @@ def complaint(in_language: str, error: Exception) -> str:
         case FieldError():
             field = field_name(in_language, error.field)
             allowed = say(in_language, f"errors.allowed.{error.code}", **error.details)
-            value = _value(error.value)
+            value = "" if error.value is None else _short(error.shown)
             if not value.strip():
                 return say(in_language, "errors.field_empty", field=field, allowed=allowed)
             return say(in_language, "errors.field", field=field, value=value, allowed=allowed)
@@ -100,9 +99,8 @@ def complaint(in_language: str, error: Exception) -> str:
             return say(in_language, "errors.unforeseen", kind=type(error).__name__)
 
 
-def _value(value: Any, longest: int = 40) -> str:
-    """A wrong value as its sender knows it, short; nothing for nothing."""
-    text = "" if value is None else value if isinstance(value, str) else shown(value)
+def _short(text: str, longest: int = 40) -> str:
+    """What somebody sent, short enough for a sentence."""
     text = text if len(text) <= longest else text[: longest - 1] + "…"
     # Half of a surrogate pair is no text: nothing that sends JSON could send it on.
     return text.encode("utf-8", "backslashreplace").decode()

@@ -186,7 +186,8 @@ def test_pause_holds_lets_single_tokens_through_and_goes_on(page):
 def test_stop_pressed_before_the_first_token_is_not_lost(page, app):
     page.locator("#prompt textarea").fill("Once upon a time")
     turn(page, "max_new_tokens", 300)
-    page.evaluate("document.querySelector('#generate').click(); window.playground.stop()")
+    page.locator("#generate").click()
+    page.evaluate("window.playground.stop()")
     assert app.idle(within_s=20)
     assert page.locator("#generate").is_visible()
     assert state(page)["steps"] < 20

@@ -17,7 +17,7 @@ export async function connect({ element, props, watch, trigger, server, files })
       return await server[name]({ ...query, language });
     } catch (error) {
       console.error(error);
-      return { error: { text: dictionaries[language].errors.lost } };
+      return { error: { text: words(dictionaries, language)("state.lost") } };
     }
   };
   // The lines under the knobs stand outside the stage and have words of their own.
