@@ -270,7 +270,10 @@ def examples(engine: Engine, language: str) -> list[list[str]]:
     turkish = {"tr", "mul"} & set(spoken(engine))
     texts = words.flat(words.language(language))
     keys = [key for key in texts if key.startswith("examples.")]
-    return [[texts[key]] for key in keys if turkish or "turkish" not in key]
+    keys = [key for key in keys if turkish or "turkish" not in key]
+    if language == "tr":
+        keys.sort(key=lambda key: "turkish" not in key)
+    return [[texts[key]] for key in keys]
 
 
 def foreign(engine: Engine, language: str) -> str | None:

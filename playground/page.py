@@ -12,7 +12,7 @@ import gradio as gr
 from model import Engine
 
 from . import api, assets, theme, words
-from .controls import Labelled, radio
+from .controls import Labelled, examples, radio
 from .decode_tab import DecodeTab
 
 _STATIC = Path(__file__).parent / "static"
@@ -40,12 +40,12 @@ def page(engine: Engine, language: str | None = None) -> tuple[gr.Blocks, dict[s
         ):
             tab = DecodeTab(engine, i18n, labelled, chosen)
         api.endpoints(engine)
-        _speak(blocks, labelled, chosen, language)
+        _speak(blocks, engine, labelled, chosen, tab.controls.inputs["prompt"], language)
         blocks.unload(_leaver(tab))
     launch = {
         "theme": theme.theme(),
         "css_paths": [_STATIC / "page.css"],
-        "head": _head(language),
+        "head": _head(),
         "i18n": i18n,
         "app_kwargs": {"routes": assets.routes()},
         "footer_links": ["api"],
@@ -100,21 +100,36 @@ def _model(engine: Engine, lang: str) -> str:
     return " · ".join(f"<span>{html.escape(part)}</span>" for part in parts)
 
 
-def _speak(blocks: gr.Blocks, labelled: Labelled, chosen: gr.Radio, language: str | None) -> None:
-    """Relabel the page when the reader chooses a language, and when it opens."""
+def _speak(
+    blocks: gr.Blocks,
+    engine: Engine,
+    labelled: Labelled,
+    chosen: gr.Radio,
+    prompt: gr.Textbox,
+    language: str | None,
+) -> None:
+    """Relabel the page when the reader chooses a language, and when it opens.
+
+    It opens with a prompt of the reader's language where the model knows that.
+    """
     options = {
         "queue": False,
         "show_progress": "hidden",
         "api_visibility": "private",
     }
     forced = "null" if language is None else f'"{language}"'
-    blocks.load(
+    opened = blocks.load(
         lambda lang: [words.language(lang), *labelled.in_language(lang)],
         chosen,
         [chosen, *labelled.components],
         js=f"() => window.playgroundLanguage({forced})",
         **options,
     )
+
+    def first(lang: str, now: str) -> Any:
+        return examples(engine, lang)[0][0] if now == prompt.value else gr.skip()
+
+    opened.then(first, [chosen, prompt], prompt, **options)
     chosen.input(
         labelled.in_language,
         chosen,
@@ -124,7 +139,7 @@ def _speak(blocks: gr.Blocks, labelled: Labelled, chosen: gr.Radio, language: st
     )
 
 
-def _head(language: str | None) -> str:
+def _head() -> str:
     """What must run before anything is drawn: the language, the theme, the files to come."""
     script = (_STATIC / "before.js").read_text(encoding="utf-8")
     return f"<meta name='referrer' content='same-origin'><script>{script}</script>"
