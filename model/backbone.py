@@ -39,7 +39,8 @@ class Output:
 
     Attributes:
         logits: *Shape:* (wanted, vocab), fp32.
-        hidden: *Shape:* (wanted, width), the last layer's states where they were asked for.
+        hidden: the last layer's states after the final norm, from which the output embedding makes
+            the logits, where they were asked for. *Shape:* (wanted, width)
     """
 
     logits: torch.Tensor

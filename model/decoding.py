@@ -74,6 +74,8 @@ class Clock:
         """Work ends for now; returns the moment."""
         now = time.perf_counter()
         self.worked += now - self.since
+        if not self.steps:
+            self.prefill = self.worked
         return now
 
     def step(self) -> float:
@@ -93,6 +95,7 @@ class Decoding:
     Attributes:
         forced: a token that takes the place of the first choice, for a branch.
         moments: one per step taken, inherited ones first.
+        prefilled: whether its prompt is through, and its strategy has decided for the first time.
     """
 
     request: Request
@@ -103,10 +106,12 @@ class Decoding:
     moments: list[Moment]
     forced: int | None = None
     clock: Clock = field(default_factory=Clock)
+    prefilled: bool = False
 
     def __post_init__(self) -> None:
         self.stopped_at: int | None = None  # where in the text the stop string begins
         self.decider = self.request.strategy.decider()
+        self.wants_hidden = bool(getattr(self.decider, "wants_hidden", False))
         before = self.rows[0].context[: self.prompt_length]
         self.detokenizer = self.text.detokenizer(before)
         self.written = "".join(self.detokenizer.add(step.token_id) for step in self.steps)
@@ -116,18 +121,28 @@ class Decoding:
         return [next_feed(row.unfed, row.slot, 1 + len(row.proposed)) for row in self.rows]
 
     def decide(self, outputs: Tokens[Output]) -> Decision | None:
-        """The strategy's decision, or None while the prompt is still running."""
+        """The strategy's decision, or None while the prompt is still running.
+
+        A token that a person forces is no decision of the strategy's: it says what it would have
+        chosen, and its decider begins with the next step.
+
+        Raises:
+            ValueError: more rows than the strategy said, or none without an end.
+        """
         if any(len(output.logits) == 0 for output in outputs):
             return None
         seen = [
-            RowLogits(output.logits, row.seen)
+            RowLogits(output.logits, row.seen, output.hidden)
             for row, output in zip(self.rows, outputs, strict=True)
         ]
-        decision = self.decider.decide(seen)
-        if self.forced is not None:
-            (choice,) = decision.choices
+        if self.forced is None:
+            decision = self.decider.decide(seen)
+        else:
+            (row,) = seen
+            choice = self.request.strategy.choose(row.logits[-1], row.context)
             decision = Decision((Continuation(0, (self.forced,)),), (choice,))
         self._apply(decision)
+        self.prefilled = True
         return decision
 
     def _apply(self, decision: Decision) -> None:
@@ -135,6 +150,8 @@ class Decoding:
         most = self.request.strategy.rows
         if len(parents) > most:
             raise ValueError(f"{len(parents)} rows, and the strategy said {most} at most")
+        if not parents and decision.ended is None:
+            raise ValueError("a decision that continues no row must say how the run ended")
         for place, row in enumerate(self.rows):
             if place not in parents:
                 row.slot = None  # before others are copied, so that there are never more
@@ -164,6 +181,12 @@ class Decoding:
         self.forced = None
         self.steps.append(made)
         return made
+
+    @property
+    def full(self) -> bool:
+        """Whether some row has come to the limit, also one whose tokens nobody has reported."""
+        limit = self.prompt_length + self.request.max_new_tokens
+        return any(len(row.context) >= limit for row in self.rows)
 
     def ended(self, step: Step, end_ids: frozenset[int]) -> str | None:
         """Why the run ends with this step, or None."""

@@ -9,11 +9,12 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 
-from .backbone import Backbone
+from .backbone import Backbone, Output
 from .decoding import Decoding, Row, next_feed
 from .events import Finished, Waiting
 from .kv_cache import Kept, Slot
@@ -35,15 +36,15 @@ class Turn:
     Attributes:
         start_s: when it began, on the clock of `time.perf_counter`.
         duration_s: how long it took, choice and report included.
-        handle: whose run it was.
-        kind: `"prefill"` or `"decode"`.
+        handles: whose runs took part.
+        kind: `"decode"`, or `"prefill"` where the prompt of one of them was still running.
         tokens: how many tokens went through the model.
         written: how many tokens came out of it, as steps.
     """
 
     start_s: float
     duration_s: float
-    handle: str
+    handles: tuple[str, ...]
     kind: str
     tokens: int
     written: int
@@ -91,11 +92,10 @@ class Loop:
                 self._finish(entry, "cancelled")
                 busy = True
             self._admit()
-            entry = self.scheduler.next(time.perf_counter())
-            if entry is None:
-                return busy
-            self._guarded(entry, self._advance)
-            return True
+            entries = self.scheduler.next(time.perf_counter())
+            if entries:
+                self._advance(entries)
+            return busy or bool(entries)
 
     def add(self, run: Run, tokens: int, forced: int | None, seconds: Callable[[], float]) -> None:
         """Queue a run; `Busy` with so many `seconds` where the queue is full."""
@@ -192,13 +192,16 @@ class Loop:
                 entry.place = place
                 entry.run.tell(Waiting(place))
 
-    def _guarded(self, entry: Entry, act: Callable[[Entry], None]) -> None:
+    def _guarded(self, entry: Entry, act: Callable[..., None], *rest: Any) -> None:
         """A fault in one run ends that run alone."""
         try:
-            act(entry)
+            act(entry, *rest)
         except Exception as error:
-            log.exception("run %s failed", entry.run.handle)
-            self._finish(entry, "error", f"{type(error).__name__}: {error}")
+            self._fail(entry, error)
+
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        log.error("run %s failed", entry.run.handle, exc_info=error)
+        self._finish(entry, "error", f"{type(error).__name__}: {error}")
 
     def _begin(self, entry: Entry) -> None:
         run = entry.run
@@ -218,15 +221,42 @@ class Loop:
             entry.forced,
         )
 
-    def _advance(self, entry: Entry) -> None:
+    def _advance(self, entries: list[Entry]) -> None:
+        """One pass of the model over what these runs feed; then each of them decides."""
+        start, decodings = time.perf_counter(), [entry.decoding for entry in entries]
+        kind = "decode" if all(decoding.prefilled for decoding in decodings) else "prefill"
+        before = sum(len(decoding.steps) for decoding in decodings)
+        for decoding in decodings:
+            decoding.clock.start()
+        try:
+            fed = [decoding.feeds() for decoding in decodings]
+            feeds = [feed for its in fed for feed in its]
+            hidden = any(decoding.wants_hidden for decoding in decodings)
+            outputs = iter(self.backbone.forward(feeds, hidden))
+        except Exception as error:  # whoever's fault it is, nobody has logits
+            for entry in entries:
+                self._fail(entry, error)
+            return
+        for decoding in decodings:
+            decoding.clock.stop()
+        for entry, its in zip(entries, fed, strict=True):
+            self._guarded(entry, self._decide, list(islice(outputs, len(its))))
+        self.timeline.append(
+            Turn(
+                start_s=start,
+                duration_s=time.perf_counter() - start,
+                handles=tuple(entry.run.handle for entry in entries),
+                kind=kind,
+                tokens=sum(len(feed.token_ids) for feed in feeds),
+                written=sum(len(decoding.steps) for decoding in decodings) - before,
+            )
+        )
+
+    def _decide(self, entry: Entry, outputs: list[Output]) -> None:
+        """What one run makes of its logits: steps, reports, perhaps its end."""
         decoding, run = entry.decoding, entry.run
-        start = time.perf_counter()
         decoding.clock.start()
-        feeds = decoding.feeds()
-        kind = "decode" if decoding.clock.steps else "prefill"
-        outputs = self.backbone.forward(feeds)
-        decision = decoding.decide(outputs)
-        reason, before = None, len(run.steps)
+        decision, reason = decoding.decide(outputs), None
         for choice in decision.choices if decision else ():
             moment = Moment(run.request.strategy)
             self.trace.keep(moment, choice.distribution.logits)
@@ -237,15 +267,15 @@ class Loop:
             reason = decoding.ended(step, self.end_ids)
             if reason:
                 break
-        duration = decoding.clock.stop() - start
-        if kind == "prefill":
-            decoding.clock.prefill += duration
-        tokens = sum(len(feed.token_ids) for feed in feeds)
-        written = len(run.steps) - before
-        self.timeline.append(Turn(start, duration, run.handle, kind, tokens, written))
+        decoding.clock.stop()
+        if decision is None:  # still in the prompt: no step, for neither pace nor pause
+            return
+        for report in decision.reports:
+            run.tell(report)
+        reason = reason or decision.ended or ("length" if decoding.full else None)
         if reason:
             self._finish(entry, reason)
-        elif decision:  # a piece of the prompt is no step: no pace and no pause counts it
+        else:
             run.stepped()
 
     def _finish(self, entry: Entry, reason: str, message: str = "") -> None:

@@ -83,15 +83,18 @@ class Scheduler:
         self.running.append(self.waiting.popleft())
         return entry
 
-    def next(self, now: float) -> Entry | None:
-        """The running sequence whose turn it is, of those that are neither paused nor paced."""
+    def next(self, now: float) -> list[Entry]:
+        """The running sequences whose turn it is, of those that are neither paused nor paced.
+
+        Today at most one, since the backbone runs rows one after the other.
+        """
         for _ in range(len(self.running)):
             entry = self.running[0]
             self.running.rotate(-1)
             if entry.run.due(now) == 0:
-                return entry
+                return [entry]
             entry.decoding.clock.held = True
-        return None
+        return []
 
     def until_due(self, now: float) -> float:
         """Seconds until some running sequence may go on; infinite if none ever will by itself."""

@@ -31,10 +31,13 @@ class RowLogits:
     Attributes:
         logits: *Shape:* (fed, vocab), one line per token fed in this step, the newest last.
         context: all tokens of the row up to and including the newest.
+        hidden: what the output embedding makes these logits from: the last layer's states, after
+            the final norm. *Shape:* (fed, width); None unless the decider `wants_hidden`.
     """
 
     logits: torch.Tensor
     context: Sequence[int]
+    hidden: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,25 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """What a decider answers.
+
+    Attributes:
+        continuations: the rows from now on; none only where the run ends.
+        choices: tokens that are now part of the run's text; each becomes a `Step`.
+        reports: further events to tell, behind those steps: plain data that pickles.
+        ended: None, or how the run ends with this decision, as in `Finished.reason`. End tokens,
+            stop strings and the limit need not be said.
+    """
+
     continuations: tuple[Continuation, ...]
     choices: tuple[Choice, ...] = ()
+    reports: tuple[Any, ...] = ()
+    ended: str | None = None
 
 
 class Decider(Protocol):
+    """Decides for one run. An optional attribute `wants_hidden` (True) asks for hidden states."""
+
     def decide(self, rows: Sequence[RowLogits]) -> Decision: ...
 
 

@@ -152,7 +152,7 @@ def test_a_step_takes_what_its_pass_its_choice_and_its_report_take(
     run = engine.stream(request)
     company = [engine.stream(asked(max_new_tokens=40)) for _ in range(others)]
     drained(run)
-    mine = [turn.duration_s for turn in engine.timeline() if turn.handle == run.handle]
+    mine = [turn.duration_s for turn in engine.timeline() if turn.handles == (run.handle,)]
     work = sum(step.duration_s for step in run.steps)
     assert 0.9 * sum(mine) <= work <= sum(mine)
     assert run.steps[0].duration_s >= 0.9 * sum(mine[:2])
@@ -1531,7 +1531,7 @@ def test_status_and_timeline(build: Build) -> None:
         drained(run)
     told = engine.timeline()
     assert [turn.kind for turn in told] == ["prefill", "decode", "decode", "decode"] * 2
-    assert [turn.handle for turn in told] == [runs[0].handle] * 4 + [runs[1].handle] * 4
+    assert [turn.handles for turn in told] == [(runs[0].handle,)] * 4 + [(runs[1].handle,)] * 4
     assert told[0].tokens == len(runs[0].prompt_ids)
     assert all(turn.written == 1 for turn in told)
     assert all(a.start_s + a.duration_s <= b.start_s for a, b in itertools.pairwise(told))
@@ -1985,6 +1985,193 @@ def test_rows_that_fork_are_beam_search(build: Build, architecture: str, use_cac
     parents = [{tuple(row[:-1]) for _, row in rows} for rows in strategy.seen[1:]]
     assert any(len(p) == 1 for p in parents)  # both from one row: it was forked
     assert any(len(p) == 2 for p in parents)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Answers what its script says, however the logits are; rows never choose anything."""
+
+    script: tuple[Any, ...]  # decisions, the last one again and again; exceptions are raised
+    hidden: list[Any] = field(default_factory=list, compare=False)
+    wants_hidden: bool = False
+    draws = False
+    seed = None
+    rows = 2
+
+    def with_seed(self, seed: int) -> Scripted:
+        return self
+
+    def choose(self, logits: torch.Tensor, context: Any) -> Any:
+        return Greedy().choose(logits, context)
+
+    def decider(self) -> Any:
+        return _Scripted(self)
+
+
+class _Scripted:
+    def __init__(self, strategy: Scripted) -> None:
+        self.strategy, self.wants_hidden = strategy, strategy.wants_hidden
+        self.left = list(strategy.script)
+
+    def decide(self, rows: Any) -> Decision:
+        self.strategy.hidden.append([(row.hidden, row.logits) for row in rows])
+        decision = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        if isinstance(decision, Exception):
+            raise decision
+        return decision
+
+
+QUIET = Decision((Continuation(0, (5,)),))
+NOTE = Waiting(77)  # an event is an event
+
+
+def test_a_decider_that_reports_no_token_ends_at_the_limit(build: Build) -> None:
+    engine = build(threaded=False)
+    run = engine.stream(asked(strategy=Scripted((QUIET,)), max_new_tokens=5))
+    assert [type(event) for event in drained(run)] == [Started, Finished]
+    assert (run.finished.reason, run.steps) == ("length", [])
+    assert (turns(engine, "prefill"), turns(engine)) == (1, 4)
+
+
+def test_a_decision_may_tell_more_and_end_the_run(build: Build) -> None:
+    choice = Greedy().choose(torch.arange(float(VOCAB)), [1])
+    script = (
+        Decision((Continuation(0, (5,)), Continuation(0, (6,))), (), (NOTE,)),
+        Decision((Continuation(1, (5,)),), (choice,), (NOTE, NOTE)),
+        Decision((), (), (NOTE,), "eos"),
+    )
+    run = build(threaded=False).stream(asked(strategy=Scripted(script)))
+    told = [type(event) for event in drained(run)]
+    assert told == [Started, Waiting, Step, Waiting, Waiting, Waiting, Finished]
+    assert run.finished.reason == "eos"
+    assert [step.token_id for step in run.steps] == [VOCAB - 1]
+
+
+def test_a_decision_that_leaves_no_row_must_end_the_run(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build(threaded=False)
+    other = engine.stream(asked())
+    with caplog.at_level(logging.CRITICAL):
+        finished = drained(engine.stream(asked(strategy=Scripted((QUIET, Decision(()))))))[-1]
+    assert finished.reason == "error"
+    assert "how the run ended" in finished.message
+    assert drained(other)[-1].reason == "length"
+
+
+@pytest.mark.parametrize("kind", ["guessing", "two rows"])
+def test_a_token_is_forced_on_any_strategy(build: Build, kind: str) -> None:
+    """Its decider begins behind it, as if the token had stood in the prompt."""
+    engine = build(threaded=False)
+    run = engine.stream(asked(strategy=Greedy(), max_new_tokens=6))
+    drained(run)
+    taken = [*run.prompt_ids, *(step.token_id for step in run.steps[:3]), 9]
+    if kind == "guessing":
+        rest = build().generate(asked(None, token_ids=taken, strategy=Greedy(), max_new_tokens=9))
+        oracle = tuple(taken[len(run.prompt_ids) :]) + rest.token_ids
+        strategy: Any = Guessing(oracle, len(run.prompt_ids))
+    else:
+        strategy = TwoRows()
+        rest = build().generate(asked(None, token_ids=taken, strategy=TwoRows(), max_new_tokens=9))
+    branch = run.branch(3, token_id=9, strategy=strategy, more=10)
+    assert drained(branch)[-1].reason == "length"
+    assert branch.steps[3].forced
+    assert branch.steps[3].choice == run.steps[3].token_id
+    assert tuple(step.token_id for step in branch.steps[4:]) == rest.token_ids
+
+
+def test_a_strategy_that_takes_no_forced_token_fails_alone(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unforced(Scripted):
+        def choose(self, logits: torch.Tensor, context: Any) -> Any:
+            raise TypeError("one token alone says nothing here")
+
+    engine = build(threaded=False)
+    run = engine.stream(asked())
+    drained(run)
+    other = engine.stream(asked())
+    with caplog.at_level(logging.CRITICAL):
+        finished = drained(run.branch(2, token_id=7, strategy=Unforced((QUIET,))))[-1]
+    assert (finished.reason, "says nothing here" in finished.message) == ("error", True)
+    assert drained(other)[-1].reason == "length"
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_hidden_states_are_what_the_logits_are_made_of(build: Build, architecture: str) -> None:
+    proposing = Decision((Continuation(0, (5,), (6, 7)),))
+    strategy = Scripted((QUIET, proposing, QUIET), wants_hidden=True)
+    drained(build(architecture).stream(asked(strategy=strategy, max_new_tokens=4)))
+    head = tiny_models.model(architecture).get_output_embeddings()
+    assert [states.shape[0] for ((states, _),) in strategy.hidden] == [1, 1, 3, 1]
+    for ((states, logits),) in strategy.hidden:
+        with torch.inference_mode():
+            torch.testing.assert_close(head(states), logits)
+    unasked = Scripted((QUIET,))
+    drained(build(architecture).stream(asked(strategy=unasked, max_new_tokens=2)))
+    assert all(states is None for ((states, _),) in unasked.hidden)
+
+
+# several runs in one pass
+
+
+def abreast(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a backbone that runs rows together: all whose turn it is, in one pass."""
+    scheduler = engine.loop.scheduler
+
+    def everyone(now: float) -> list[Any]:
+        return [entry for entry in scheduler.running if entry.run.due(now) == 0]
+
+    monkeypatch.setattr(scheduler, "next", everyone)
+
+
+def test_runs_that_share_a_pass_are_told_apart(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(threaded=False)
+    abreast(engine, monkeypatch)
+    strategies = [Sampling(seed=1), TwoRows(), Greedy(), Scripted((QUIET,), wants_hidden=True)]
+    requests = [asked(f"{n} cats", strategy=s) for n, s in enumerate(strategies)]
+    runs = [engine.stream(request) for request in requests]
+    for run, request in zip(runs, requests, strict=True):
+        alone = build(threaded=False).stream(request)
+        drained(alone)
+        drained(run)
+        assert [untimed(step) for step in run.steps] == [untimed(step) for step in alone.steps]
+        assert run.finished.reason == alone.finished.reason
+    told = engine.timeline()
+    assert [turn.kind for turn in told] == ["prefill"] + ["decode"] * 11
+    assert told[0].handles == tuple(run.handle for run in runs)
+    assert [turn.written for turn in told] == [3] * 12
+    assert told[1].tokens == 1 + 2 + 1 + 1
+
+
+def test_a_fault_of_one_run_in_a_shared_pass_is_its_own(
+    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build(threaded=False)
+    abreast(engine, monkeypatch)
+    runs = [engine.stream(asked(strategy=s)) for s in (Greedy(), Faulty(), Greedy())]
+    with caplog.at_level(logging.CRITICAL):
+        assert [drained(run)[-1].reason for run in runs] == ["length", "error", "length"]
+    assert runs[0].result().token_ids == runs[2].result().token_ids
+
+
+def test_a_pass_that_fails_ends_the_runs_in_it_and_no_others(
+    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build(threaded=False)
+    abreast(engine, monkeypatch)
+    runs = [engine.stream(asked()) for _ in range(3)]
+    engine.step()
+    runs[1].pause()
+    forward = engine.backbone.forward
+    monkeypatch.setattr(engine.backbone, "forward", lambda *_: 1 / 0)
+    with caplog.at_level(logging.CRITICAL):
+        engine.step()
+    monkeypatch.setattr(engine.backbone, "forward", forward)
+    runs[1].resume()
+    assert [drained(run)[-1].reason for run in runs] == ["error", "length", "error"]
 
 
 # what is no model for this engine
