@@ -15,6 +15,7 @@ def number(field: str, value: Any, low: float, high: float, *, above: bool = Fal
     """A finite number from `low` to `high` (greater than `low` where `above`)."""
     allowed = f"a number {'above' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}"
     code = "number_above" if above else "number"
+    value = _plain(value)
     proper = isinstance(value, (int, float)) and not isinstance(value, bool)
     # A bignum compares with floats but does not convert; the range check comes first.
     if not proper or not (low < value if above else low <= value) or not value <= high:
@@ -24,11 +25,18 @@ def number(field: str, value: Any, low: float, high: float, *, above: bool = Fal
 
 def whole(field: str, value: Any, low: int, high: int) -> int:
     """A whole number from `low` to `high`; 3.0 counts as 3, since JSON knows one kind of number."""
+    value = _plain(value)
     proper = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not proper or not low <= value <= high or math.floor(value) != value:
         allowed = f"a whole number from {low} to {high}"
         raise FieldError(field, value, allowed, "whole", low=low, high=high)
     return int(value)
+
+
+def _plain(value: Any) -> Any:
+    """Single numbers of numpy and torch as Python's own; all else as it is."""
+    single = type(value).__module__ in ("numpy", "torch") and getattr(value, "shape", 0) == ()
+    return value.item() if single else value
 
 
 def yes_or_no(field: str, value: Any) -> bool:

@@ -83,6 +83,8 @@ def checked_strategy(value: Any) -> Strategy:
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
+    if hasattr(value, "tolist"):  # an array or a tensor
+        value = value.tolist()
     try:
         items = None if isinstance(value, (str, bytes)) else iter(value)
     except TypeError:

@@ -63,6 +63,7 @@ odd = st.one_of(
     st.lists(st.integers(-1, VOCAB) | st.text(max_size=2), max_size=3),
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
     st.sampled_from([np.nan, np.array([1, 2]), np.int64(3), np.float32(0.5), torch.tensor(1)]),
+    st.sampled_from([np.True_, np.float16("inf"), torch.float32, np.dtype("f4"), torch.Size([])]),
     st.sampled_from([object(), Greedy, Sampling, Greedy(), Sampling(), ..., 1j, Request]),
 )
 QUICK = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
@@ -144,6 +145,8 @@ INSIDE = {
 
 
 def fits(name: str, value: Any) -> bool:
+    if isinstance(value, (np.number, torch.Tensor)):  # a single number counts as Python's own
+        value = value.item()
     if isinstance(value, bool) or not (value is None or isinstance(value, (int, float))):
         return False
     return (name == "seed" or value is not None) and value == value and INSIDE[name](value)
