@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -88,7 +90,7 @@ class Engine:
         self.precision = devices.precision(precision, self.device)
         self._original = model
         dtype = devices.DTYPES[self.precision]
-        if model.dtype != dtype or model.device.type != self.device.type:
+        if model.dtype != dtype or not _there(model.device, self.device):
             model = copy.deepcopy(model).to(self.device, dtype)
         self.backbone = TransformersBackbone(model)
         self.tokenizer, self.threaded = tokenizer, threaded
@@ -112,6 +114,8 @@ class Engine:
         )
         # Also at the interpreter's end: a thread inside a forward pass then would abort it.
         self._close = weakref.finalize(self, self.loop.close)
+        here = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: (me := here()) and me._forked())
 
     @classmethod
     def load(
@@ -209,31 +213,40 @@ class Engine:
             FieldError: a value that this model can't take.
             RuntimeError: a run ended in an error. Either way the others are cancelled.
         """
-        runs: deque[Run] = deque()
-        results = []
         width = max(1, min(32, self.loop.scheduler.max_waiting))
+        runs: list[Run] = []
+        over: SimpleQueue[Run] = SimpleQueue()
+        going = 0
         try:
             for request in requests:
-                while len(runs) >= width:
-                    results.append(runs.popleft().result())
-                while (run := self._room_for(request)) is None:
-                    if runs:  # others fill the queue; wait for a run of our own, or for them
-                        results.append(runs.popleft().result())
-                    else:
+                while going >= width or (run := self._room_for(request)) is None:
+                    if going:  # whichever of ours is over first makes room
+                        self._next_over(over)
+                        going -= 1
+                    else:  # others fill the queue
                         self._pass_time()
                 runs.append(run)
-            while runs:
-                results.append(runs.popleft().result())
+                going += 1
+                run.then(partial(over.put, run))
+            for _ in range(going):
+                self._next_over(over)
+            return [run.result() for run in runs]
         finally:
             for run in runs:
                 run.cancel()
-        return results
 
     def _room_for(self, request: Request) -> Run | None:
         try:
             return self._stream(request)
         except Busy:
             return None
+
+    def _next_over(self, over: SimpleQueue[Run]) -> None:
+        while not self.threaded and over.empty():
+            self._pass_time()
+        run = over.get()
+        if run.finished.reason == "error":
+            run.result()
 
     def _pass_time(self) -> None:
         if self.threaded or not self.step():
@@ -301,6 +314,11 @@ class Engine:
     def close(self) -> None:
         """End all runs and the loop."""
         self._close()
+
+    def _forked(self) -> None:
+        """A worker process that was forked decodes with the engine, too, beginning anew."""
+        for part in (self.runs, self.trace, self.loop):
+            part.forked()
 
     # what runs ask for
 
@@ -380,3 +398,8 @@ class Engine:
         left = [run.request.max_new_tokens - len(run.steps) for run in runs]
         rate = self.status().tokens_per_s
         return min(left) * len(left) / rate if left and rate else 5.0
+
+
+def _there(device: torch.device, wanted: torch.device) -> bool:
+    """Whether it is the wanted one: `cuda` is any GPU, `cuda:1` that one."""
+    return device.type == wanted.type and wanted.index in (None, device.index)

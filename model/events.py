@@ -144,11 +144,14 @@ class Finished:
         reason: `"eos"`, `"length"`, `"stop"`, `"cancelled"` or `"error"`.
         message: what went wrong, for `"error"`; else empty.
         text: the new text, special tokens left out, cut before the stop string.
-        prefill_s: time to run the prompt (0 where a kept cache held all of it).
+        prefill_s: the engine's work up to the first new token: what no kept cache held of the
+            prompt (and of the steps taken over), the first choice and its report.
         decode_s: time from the first new token to the last.
         tokens_per_s: new tokens after the first, over `decode_s`; 0.0 with fewer than two.
-        cache_bytes: size of this run's KV cache at the end.
-        reused: prompt tokens whose keys and values were still there from an earlier run.
+        cache_bytes: keys and values of all tokens that the run's rows held at the end: tokens x
+            2 x layers x key-value heads x head size x bytes a number.
+        reused: tokens at the beginning, of the prompt and of steps taken over, whose keys and
+            values were still there from an earlier run.
     """
 
     reason: str

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from .backbone import Backbone, Output
-from .decoding import Decoding, Row, next_feed
+from .decoding import Clock, Decoding, Row, next_feed
 from .events import Finished, Waiting
 from .kv_cache import Kept, Slot
 from .questions import Question, Questions
@@ -27,6 +27,7 @@ from .trace import Moment, Trace
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 REMEMBERED = 1000  # turns in the timeline
+BREATH = 0.1  # seconds after a turn that failed
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,26 @@ class Loop:
         self.kept = Kept()
         self.timeline: deque[Turn] = deque(maxlen=REMEMBERED)
         self.closed = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._questions = Questions()
         self._turning, self._starting = threading.RLock(), threading.Lock()
         self._awake = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def forked(self) -> None:
+        """In a forked process: the parent's runs are its own, and so is the loop's thread.
+
+        Locks are made anew, since who held them is not here, and kept caches are given up, since
+        they may be half written.
+        """
+        self._begin_anew()
+        self.scheduler.forked()
+        for entry in self.scheduler.all():
+            entry.run.forked()
+            self._finish(entry, "cancelled")
+        self.kept = Kept()
 
     def turn(self) -> bool:
         """One turn: a step of one run, a piece of one question. False if there was neither."""
@@ -168,13 +185,14 @@ class Loop:
     def _turn_on(self) -> None:
         while not self.closed:
             self._awake.clear()
+            pause = 0.0
             try:
-                busy = self.turn()
+                if not self.turn():
+                    pause = self.scheduler.until_due(time.perf_counter())
             except Exception:  # whatever happens in a turn, the next one comes
                 log.exception("a turn of the loop failed")
-                continue
-            if not busy:
-                pause = self.scheduler.until_due(time.perf_counter())
+                time.sleep(BREATH)  # not at once: it may fail in the same way
+            if pause:
                 self._awake.wait(min(pause, threading.TIMEOUT_MAX))
 
     def _answer(self) -> bool:
@@ -280,28 +298,37 @@ class Loop:
 
     def _finish(self, entry: Entry, reason: str, message: str = "") -> None:
         self.scheduler.remove(entry)
-        decoding, clock = entry.decoding, entry.decoding.clock if entry.decoding else None
+        decoding = entry.decoding
+        clock = decoding.clock if decoding else Clock()
         text, nbytes = "", 0
-        if decoding is not None:
-            text = decoding.final_text(reason)
-            for row in decoding.rows:
-                if row.slot is not None:
-                    nbytes += row.slot.nbytes
-                    if reason != "error":  # a fault may have left the cache half written
-                        self._keep(row.context, row.slot, entry.run)
-        decoded = clock.steps - 1 if clock else 0
+        try:
+            if decoding is not None:
+                text = decoding.final_text(reason)
+                nbytes = self._keep_rows(entry, reason)
+        except Exception:  # whoever reads must get the end
+            log.exception("the end of run %s failed", entry.run.handle)
         entry.run.tell(
             Finished(
                 reason=reason,
                 message=message,
                 text=text,
-                prefill_s=clock.prefill if clock else 0.0,
-                decode_s=clock.decode if clock else 0.0,
-                tokens_per_s=decoded / clock.decode if decoded > 0 and clock.decode else 0.0,
+                prefill_s=clock.prefill,
+                decode_s=clock.decode,
+                tokens_per_s=(clock.steps - 1) / clock.decode if clock.decode else 0.0,
                 cache_bytes=nbytes,
                 reused=entry.reused,
             )
         )
+
+    def _keep_rows(self, entry: Entry, reason: str) -> int:
+        """Keep what the run leaves; returns the bytes of keys and values that it came to."""
+        nbytes = 0
+        for row in entry.decoding.rows:
+            if row.slot is not None:
+                nbytes += row.slot.length * self.backbone.cache_bytes_per_token
+                if reason != "error":  # a fault may have left the cache half written
+                    self._keep(row.context, row.slot, entry.run)
+        return nbytes
 
     def _keep(self, context: Sequence[int], slot: Slot, run: Run) -> None:
         self.kept.put(context, slot, run.handle)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,11 +67,12 @@ class Run:
         self.moments: list[Moment] = []
         self.finished: Finished | None = None
         self.cancelled = self.paused = False
-        self.not_before = 0.0  # earliest time of the next step, for the pace
-        self._interval = 0.0
+        self._interval = 0.0  # seconds between two steps, for the pace
+        self._last = 0.0  # when the latest was due; 0 before the first at this pace
         self._decisions = self._until = 0  # taken so far, and how many a paused run may come to
         self._events: list[Event] = []
         self._news = threading.Condition()
+        self._acts: deque[Callable[[], None]] = deque()
 
     # what the owner does
 
@@ -140,7 +141,7 @@ class Run:
 
     def resume(self) -> None:
         self.paused = False
-        self.not_before = 0.0
+        self._last = 0.0
         self.engine.wake()
 
     def pace(self, tokens_per_s: float | None) -> None:
@@ -149,7 +150,7 @@ class Run:
             self._interval = 0.0
         else:
             self._interval = 1 / ranges.number("pace", tokens_per_s, SLOWEST, FASTEST)
-        self.not_before = 0.0
+        self._last = 0.0
         self.engine.wake()
 
     def result(self) -> Result:
@@ -255,24 +256,45 @@ class Run:
 
     # what the engine does
 
+    def forked(self) -> None:
+        """In a forked process nobody else waits for this run."""
+        self._news = threading.Condition()
+        self._acts.clear()
+
     def tell(self, event: Event) -> None:
         with self._news:
             self._events.append(event)
             if isinstance(event, Finished):
                 self.finished = event
             self._news.notify_all()
+        if self.finished is not None:
+            self._call_back()
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Call `act` when the run is over; at once where it is."""
+        self._acts.append(act)
+        if self.finished is not None:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while self._acts:
+            try:
+                act = self._acts.popleft()
+            except IndexError:  # another thread called it
+                return
+            act()
 
     def due(self, now: float) -> float:
         """Seconds until the next step may be taken; infinite while paused."""
         if self.paused:
             return 0.0 if self._decisions < self._until else float("inf")
-        return max(0.0, self.not_before - now)
+        return max(0.0, self._last + self._interval - now)
 
     def stepped(self) -> None:
         """A decision was taken."""
         self._decisions += 1
-        if self._interval:
-            # Measured from the start of the grid, so that the pace holds whatever a step takes.
-            now = time.perf_counter()
-            latest = self.not_before or now  # 0 where the pace begins with this step
-            self.not_before = max(latest, now - self._interval) + self._interval
+        # Counted from when it was due, so that the pace holds whatever a step takes; at most one
+        # is made up for. The pace may change meanwhile: when the next is due is seen by the new.
+        now = time.perf_counter()
+        due = self._last + self._interval if self._last else now
+        self._last = min(max(due, now - self._interval), now)

@@ -29,6 +29,10 @@ class Runs:
     def __len__(self) -> int:
         return len(self._runs)
 
+    def forked(self) -> None:
+        """In a forked process nobody holds the lock."""
+        self._lock = threading.Lock()
+
     def add(self, run: Run) -> None:
         with self._lock:
             self._runs[run.handle] = run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,11 +44,12 @@ class Scheduler:
         self.aside = 0
         self.running: deque[Entry] = deque()
         self.waiting: deque[Entry] = deque()
+        self._adding = threading.Lock()
 
     @property
     def reserved(self) -> int:
         """Bytes promised to running sequences and the question."""
-        return sum(entry.nbytes for entry in self.running) + self.aside
+        return sum(entry.nbytes for entry in list(self.running)) + self.aside
 
     @property
     def spare(self) -> int:
@@ -68,10 +70,13 @@ class Scheduler:
         Raises:
             Busy: the queue is full; `seconds` says when to try again.
         """
-        if len(self.waiting) >= self.max_waiting:
+        entry = Entry(run, self.bytes(tokens, run.request.strategy.rows), forced)
+        with self._adding:  # counted and added at once, so that the queue is never longer
+            full = len(self.waiting) >= self.max_waiting
+            if not full:
+                self.waiting.append(entry)
+        if full:
             raise Busy(seconds())
-        nbytes = self.bytes(tokens, run.request.strategy.rows)
-        self.waiting.append(Entry(run, nbytes, forced))
 
     def admit(self) -> Entry | None:
         """The next run that there is room for, moved to the running set."""
@@ -98,7 +103,12 @@ class Scheduler:
 
     def until_due(self, now: float) -> float:
         """Seconds until some running sequence may go on; infinite if none ever will by itself."""
-        return min((entry.run.due(now) for entry in self.running), default=float("inf"))
+        running = list(self.running)  # a copy: the loop may change it while another thread asks
+        return min((entry.run.due(now) for entry in running), default=float("inf"))
+
+    def forked(self) -> None:
+        """In a forked process nobody holds the lock."""
+        self._adding = threading.Lock()
 
     def all(self) -> list[Entry]:
         return [*self.running, *self.waiting]

@@ -50,6 +50,10 @@ class Trace:
                 self.nbytes -= oldest.logits.nbytes
                 oldest.logits = None
 
+    def forked(self) -> None:
+        """In a forked process nobody holds the lock."""
+        self._lock = threading.Lock()
+
     def logits(self, moment: Moment) -> torch.Tensor | None:
         """This moment's logits if they are still here."""
         with self._lock:

@@ -6,7 +6,9 @@ import gc
 import itertools
 import logging
 import math
+import os
 import pickle
+import signal
 import threading
 import time
 import tracemalloc
@@ -108,7 +110,8 @@ def test_events_come_in_order_and_exactly_one_finished(engine: Engine) -> None:
     assert finished.prefill_s > 0
     assert finished.decode_s > 0
     assert finished.tokens_per_s == pytest.approx(11 / finished.decode_s)
-    assert finished.cache_bytes > 0
+    # 2 x 2 layers x 2 key-value heads x 8 x 4 bytes; the newest token has not been run
+    assert finished.cache_bytes == 256 * (len(events[0].prompt_ids) + 11)
     assert sum(step.duration_s for step in steps) <= finished.prefill_s + finished.decode_s + 1e-3
 
 
@@ -959,6 +962,28 @@ def test_the_slowest_pace_leaves_the_loop_alive(engine: Engine) -> None:
     assert drained(slow)[-1].reason == "cancelled"
 
 
+def test_a_pace_that_changes_during_a_step_counts_at_once(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(threaded=False)
+    run = engine.stream(asked(max_new_tokens=50))
+    run.pace(run_module.SLOWEST)
+    tell = run.tell
+    monkeypatch.setattr(run, "tell", lambda event: (tell(event), run.pace(run_module.FASTEST)))
+    engine.step()  # the new pace is set while this step, of the slow one, is being taken
+    monkeypatch.undo()
+    assert run.due(time.perf_counter()) <= 1 / run_module.FASTEST
+    run.pace(run_module.SLOWEST)
+    run.pause(3)  # steps on that the pace holds back do not count ahead of it
+    for _ in range(3):
+        engine.step()
+    run.pace(run_module.FASTEST)
+    assert run.due(time.perf_counter()) <= 1 / run_module.FASTEST or run.paused
+    run.resume()
+    assert run.due(time.perf_counter()) == 0
+    run.cancel()
+
+
 @pytest.mark.parametrize("pace", [0, -1, float("nan"), float("inf"), 1e-300, "3", True, 10**400])
 def test_paces_that_are_none(pace: Any) -> None:
     run = shared().stream(asked(max_new_tokens=1))
@@ -980,6 +1005,28 @@ def test_a_full_queue_is_busy(build: Build) -> None:
     engine.step()
     runs.append(engine.stream(asked()))  # those two have been admitted
     assert len({tuple(s.token_id for s in drained(run)[1:-1]) for run in runs}) == 1
+
+
+def test_the_queue_is_never_longer_than_it_may_be(build: Build) -> None:
+    """However many come at once."""
+    engine = build(max_waiting=5, threaded=False)
+    request, busy, barrier = asked(), [], threading.Barrier(8)
+
+    def come() -> None:
+        barrier.wait()
+        for _ in range(20):
+            try:
+                engine.stream(request)
+            except Busy as full:
+                busy.append(full)
+
+    people = [threading.Thread(target=come) for _ in range(8)]
+    for one in people:
+        one.start()
+    for one in people:
+        one.join()
+    assert engine.status().waiting == 5
+    assert len(busy) == 155
 
 
 def test_who_waits_is_told_every_place(build: Build) -> None:
@@ -1049,6 +1096,31 @@ def test_generate_many_feeds_itself(build: Build, threaded: bool) -> None:
         shared().generate(asked(p, max_new_tokens=4)).token_ids for p in prompts
     ]
     assert engine.generate_many([]) == []
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_generate_many_refills_when_any_of_its_runs_is_over(build: Build, threaded: bool) -> None:
+    """Not when the oldest is: a long one keeps nobody waiting."""
+    engine = build(max_waiting=4, threaded=threaded)
+    long, short = asked(max_new_tokens=300), asked(max_new_tokens=2)
+    results = engine.generate_many([long] + [short] * 40)
+    assert [len(result.token_ids) for result in results] == [300] + [2] * 40
+    order = list(dict.fromkeys(turn.handles for turn in engine.timeline()))
+    last = max(i for i, turn in enumerate(engine.timeline()) if turn.handles == order[0])
+    assert len(order) == 41
+    assert engine.timeline()[last + 1 :] == []
+
+
+def test_generate_many_ends_the_others_when_one_fails(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build(threaded=False)
+    requests = [asked(max_new_tokens=900), asked(strategy=Faulty("decider")), asked()]
+    with caplog.at_level(logging.CRITICAL), pytest.raises(RuntimeError, match="no decider"):
+        engine.generate_many(requests)
+    while engine.step():
+        pass
+    assert sum(turn.written for turn in engine.timeline()) < 10
 
 
 def test_generate_many_gives_way_to_others_in_the_queue(build: Build) -> None:
@@ -1744,6 +1816,33 @@ def test_a_fault_in_the_model_ends_that_run_alone(
     assert again.events[-1].reused == 0
 
 
+def test_a_reader_gets_the_end_whatever_fails_in_it(
+    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build()
+    monkeypatch.setattr(engine.loop.kept, "put", lambda *_: 1 / 0)
+    with caplog.at_level(logging.CRITICAL):
+        assert drained(engine.stream(asked()))[-1].reason == "length"
+        monkeypatch.setattr(decoding.Decoding, "final_text", lambda *_: 1 / 0)
+        finished = drained(engine.stream(asked()))[-1]
+    assert (finished.reason, finished.text) == ("length", "")
+    assert engine.status().running == 0
+
+
+def test_a_turn_that_fails_again_and_again_does_not_spin(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        with monkeypatch.context() as broken:
+            broken.setattr(engine.loop.scheduler, "until_due", lambda _: 1 / 0)
+            drained(engine.stream(asked(max_new_tokens=2)))
+            caplog.clear()
+            time.sleep(0.35)
+            assert 1 <= len(caplog.records) <= 5
+        assert len(drained(engine.stream(asked()))) == 14
+    assert engine.loop._thread.is_alive()
+
+
 def test_logits_that_are_no_numbers_end_the_run_with_a_message(
     build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -2172,6 +2271,46 @@ def test_a_pass_that_fails_ends_the_runs_in_it_and_no_others(
     monkeypatch.setattr(engine.backbone, "forward", forward)
     runs[1].resume()
     assert [drained(run)[-1].reason for run in runs] == ["error", "length", "error"]
+
+
+# a forked process
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_forked_process_decodes_on_its_own(build: Build, threaded: bool) -> None:
+    """Although every lock was held, and the thread of the loop is not there."""
+    engine = build(threaded=threaded)
+    wanted = engine.generate(asked()).token_ids
+    run = engine.stream(asked(max_new_tokens=900))
+    if threaded:
+        run.wait(3, timeout=5)
+    reading, writing = os.pipe()
+    with engine.loop._turning, engine.trace._lock, engine.runs._lock, run._news:
+        child = os.fork()
+    if not child:
+        try:
+            signal.alarm(20)
+            assert run.finished.reason == "cancelled"
+            assert engine.status().running == 0
+            made = engine.generate(asked()).token_ids
+            again = engine.stream(asked(max_new_tokens=3))
+            assert len(drained(again)) == 5
+            assert engine.run(again.handle).reweigh(1, Greedy()).index == 1
+            engine.close()
+            os.write(writing, pickle.dumps(made))
+        except BaseException as error:
+            os.write(writing, pickle.dumps(repr(error)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    assert pickle.loads(told) == wanted
+    run.cancel()
+    assert drained(run)[-1].reason == "cancelled"  # here it went on
+    assert engine.generate(asked()).token_ids == wanted
 
 
 # what is no model for this engine
