@@ -1,10 +1,11 @@
 """The decoding engine: a language model that reports every decision as it takes it."""
 
-from .engine import Engine, Status
+from .engine import Engine
 from .errors import Busy, FieldError, Gone, ModelUnavailable
 from .events import Candidate, Effect, Event, Finished, Started, Step, Waiting
 from .request import Request
 from .run import Result, Run
+from .status import Status
 from .strategies import Greedy, Sampling
 
 __all__ = [

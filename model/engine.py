@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from queue import SimpleQueue
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,40 +15,28 @@ from . import device as devices
 from . import ranges
 from .backbone import TransformersBackbone
 from .draw import new_seed
-from .errors import Busy, FieldError
+from .errors import FieldError
 from .events import Started, Step
+from .feeder import Feeder
 from .kv_cache import roomy
-from .loop import Loop, Turn
+from .loop import Loop
 from .prompt import end_ids, prompt_ids, start_id
 from .request import MOST_NEW_TOKENS, Request, checked_strategy
 from .run import Result, Run
 from .runs import Runs
 from .scheduler import Scheduler
 from .scoring import scored
+from .status import Status
 from .strategies import Greedy, Strategy
+from .timeline import Turn
 from .token_text import TokenText
 from .trace import Trace
 
 MIB = 2**20
 SHORTEST = 16  # tokens of one run for which there must be room at least
+MOST_AT_ONCE = 32  # of generate_many
 MOST_RUNS = 1024  # that can still be asked about,
 REPORT_BYTES = 64 * MIB  # and what their reports may take
-
-
-@dataclass(frozen=True)
-class Status:
-    """The engine at this moment. Bytes are of KV caches and traces; the rate is of all runs'
-    new tokens."""
-
-    model: str
-    device: str
-    precision: str
-    running: int
-    waiting: int
-    cache_bytes: int
-    kept_bytes: int
-    trace_bytes: int
-    tokens_per_s: float
 
 
 class Engine:
@@ -213,44 +198,9 @@ class Engine:
             FieldError: a value that this model can't take.
             RuntimeError: a run ended in an error. Either way the others are cancelled.
         """
-        width = max(1, min(32, self.loop.scheduler.max_waiting))
-        runs: list[Run] = []
-        over: SimpleQueue[Run] = SimpleQueue()
-        going = 0
-        try:
-            for request in requests:
-                while going >= width or (run := self._room_for(request)) is None:
-                    if going:  # whichever of ours is over first makes room
-                        self._next_over(over)
-                        going -= 1
-                    else:  # others fill the queue
-                        self._pass_time()
-                runs.append(run)
-                going += 1
-                run.then(partial(over.put, run))
-            for _ in range(going):
-                self._next_over(over)
-            return [run.result() for run in runs]
-        finally:
-            for run in runs:
-                run.cancel()
-
-    def _room_for(self, request: Request) -> Run | None:
-        try:
-            return self._stream(request)
-        except Busy:
-            return None
-
-    def _next_over(self, over: SimpleQueue[Run]) -> None:
-        while not self.threaded and over.empty():
-            self._pass_time()
-        run = over.get()
-        if run.finished.reason == "error":
-            run.result()
-
-    def _pass_time(self) -> None:
-        if self.threaded or not self.step():
-            time.sleep(0.01)
+        width = max(1, min(MOST_AT_ONCE, self.loop.scheduler.max_waiting))
+        turn = None if self.threaded else self.step
+        return Feeder(self._stream, turn, width).results(requests)
 
     def run(self, handle: str) -> Run:
         """The run of this handle.
@@ -271,32 +221,19 @@ class Engine:
         if self._start_id is not None and ids[0] != self._start_id:
             ids.insert(0, self._start_id)
         self._check(request, ids)
+        if len(ids) == 1:  # nothing to run
+            return []
         return self.loop.ask(scored(self.backbone, self.token_text, ids, request), len(ids))
 
     # state
 
     def status(self) -> Status:
         """What the engine is doing now; the rate is that of the last five seconds."""
-        now, scheduler = time.perf_counter(), self.loop.scheduler
-        recent = [t for t in list(self.loop.timeline) if t.start_s > now - 5]
-        span = now - recent[0].start_s if recent else 0.0
-        decodings = [e.decoding for e in list(scheduler.running) if e.decoding]
-        slots = [row.slot for d in decodings for row in d.rows if row.slot is not None]
-        return Status(
-            model=self.name,
-            device=str(self.device),
-            precision=self.precision,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            cache_bytes=sum(slot.nbytes for slot in slots),
-            kept_bytes=self.loop.kept.nbytes,
-            trace_bytes=self.trace.nbytes,
-            tokens_per_s=sum(turn.written for turn in recent) / span if span else 0.0,
-        )
+        return Status.of(self)
 
     def timeline(self) -> list[Turn]:
         """The latest turns of the loop: who ran, prefill or decode, for how long."""
-        return list(self.loop.timeline)
+        return self.loop.timeline.turns()
 
     def reference_model(self) -> Any:
         """The same weights as a plain transformers model in fp32."""

@@ -6,9 +6,7 @@ import logging
 import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -21,34 +19,13 @@ from .kv_cache import Kept, Slot
 from .questions import Question, Questions
 from .run import Run
 from .scheduler import Entry, Scheduler
+from .timeline import Timeline, Turn
 from .token_text import TokenText
 from .trace import Moment, Trace
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-REMEMBERED = 1000  # turns in the timeline
 BREATH = 0.1  # seconds after a turn that failed
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of the loop.
-
-    Attributes:
-        start_s: when it began, on the clock of `time.perf_counter`.
-        duration_s: how long it took, choice and report included.
-        handles: whose runs took part.
-        kind: `"decode"`, or `"prefill"` where the prompt of one of them was still running.
-        tokens: how many tokens went through the model.
-        written: how many tokens came out of it, as steps.
-    """
-
-    start_s: float
-    duration_s: float
-    handles: tuple[str, ...]
-    kind: str
-    tokens: int
-    written: int
 
 
 class Loop:
@@ -78,7 +55,7 @@ class Loop:
         self.backbone, self.scheduler, self.text = backbone, scheduler, text
         self.end_ids, self.trace, self.threaded = end_ids, trace, threaded
         self.kept = Kept()
-        self.timeline: deque[Turn] = deque(maxlen=REMEMBERED)
+        self.timeline = Timeline()
         self.closed = False
         self._begin_anew()
 
@@ -259,7 +236,7 @@ class Loop:
             decoding.clock.stop()
         for entry, its in zip(entries, fed, strict=True):
             self._guarded(entry, self._decide, list(islice(outputs, len(its))))
-        self.timeline.append(
+        self.timeline.add(
             Turn(
                 start_s=start,
                 duration_s=time.perf_counter() - start,
