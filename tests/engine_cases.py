@@ -1,0 +1,59 @@
+"""What the tests of the engine share: what they ask of it, and how they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import tiny_models
+from hypothesis import HealthCheck
+
+from model import Engine, Request, Run, Sampling, Step
+
+PROMPT = "The capital of France is"
+LONG = 24
+EXACT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+Build = Callable[..., Engine]
+
+
+def asked(prompt: str | None = PROMPT, **options: Any) -> Request:
+    options = {"strategy": Sampling(seed=7), "max_new_tokens": 12, "num_candidates": 5} | options
+    return Request(prompt=prompt, **options)
+
+
+def drained(run: Run) -> list[Any]:
+    return list(run)
+
+
+def untimed(step: Step) -> Step:
+    return replace(step, duration_s=0.0)
+
+
+def same_step(a: Step, b: Step) -> None:
+    assert untimed(a) == untimed(b)
+
+
+def same_numbers(a: Step, b: Step) -> None:
+    """Equal up to the rounding of another order of summation."""
+    close = {"rel": 1e-4, "abs": 1e-6}
+    assert (a.index, a.token_id, a.text, a.draw) == (b.index, b.token_id, b.text, b.draw)
+    for name in ("raw_prob", "final_prob", "entropy", "final_entropy", "kept_prob"):
+        assert getattr(a, name) == pytest.approx(getattr(b, name), **close)
+
+
+def turns(engine: Engine, kind: str = "decode") -> int:
+    return sum(turn.kind == kind for turn in engine.timeline())
+
+
+@cache
+def shared() -> Engine:
+    """One engine without a thread, for tests that need nothing of their own."""
+    return tiny_models.engine(threaded=False)
+
+
+def held(engine: Engine) -> int:
+    status = engine.status()
+    return status.cache_bytes + status.kept_bytes
