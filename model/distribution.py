@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .processors import HEAD, Processors, admitted, likeliest
+from .processors import Processors
+from .scores import HEAD, admitted, likeliest
 
 
 class Softmax:
     """exp(score − largest), over its sum, in float64, of one row of float32 scores.
 
-    *Shape:* scores (vocab,), admitted (see `model.processors.admitted`).
+    *Shape:* scores (vocab,), admitted (see `model.scores.admitted`).
     """
 
     def __init__(self, scores: np.ndarray) -> None:

@@ -15,7 +15,8 @@ from scipy import stats
 from model import distribution as module
 from model.distribution import Distribution
 from model.draw import uniform
-from model.processors import BadLogits, Processors
+from model.processors import Processors
+from model.scores import BadLogits
 
 INF = math.inf
 LAST_U = 1 - 2**-53

@@ -14,19 +14,9 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from model.errors import FieldError
-from model.processors import (
-    HEAD,
-    BadLogits,
-    MinP,
-    NoRepeatNgram,
-    Processors,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-    TypicalP,
-    likeliest,
-)
+from model.processors import NoRepeatNgram, Processors, RepetitionPenalty, Temperature
+from model.scores import HEAD, BadLogits, likeliest
+from model.truncation import MinP, TopK, TopP, TypicalP
 
 INF = math.inf
 LARGEST = torch.finfo(torch.float32).max
