@@ -36,6 +36,7 @@ export function layout(root, { t, n, actions }) {
   const title = h("h3");
   const versions = earlier();
   const caption = h("p.caption");
+  const hint = h("p.hint");
   const rule = h("p.caption", {}, t("ruler.caption"));
   const change = h(
     "div.actions",
@@ -91,7 +92,7 @@ export function layout(root, { t, n, actions }) {
       h(
         "div.halves",
         {},
-        h("div.main", {}, bars.element, h("p.hint", {}, t("bars.hint"))),
+        h("div.main", {}, bars.element, hint),
         h(
           "div.side",
           {},
@@ -116,7 +117,7 @@ export function layout(root, { t, n, actions }) {
   function key() {
     const entry = (name) =>
       h("span.entry", {}, h(`i.${name}`, { "aria-hidden": "true" }), t(`key.${name}`));
-    return h("div.key", {}, ...["final", "raw", "cut", "written", "picked"].map(entry));
+    return h("div.key", {}, ...["final", "raw", "cut", "written"].map(entry));
   }
 
   /** The texts that branches were cut from: a click brings one back. */
@@ -190,6 +191,7 @@ export function layout(root, { t, n, actions }) {
     say(caption, t(greedy ? "hero.greedy" : "hero.caption"));
     reveal(caption, !whatIf);
     reveal(rule, !greedy);
+    say(hint, t(whatIf ? "bars.hint_what_if" : "bars.hint"));
     reveal(change, whatIf);
     more.value = view.count;
     log.checked = view.log;
