@@ -43,6 +43,10 @@ def theme() -> gr.themes.Base:
         "button_cancel_background_fill_hover": "#851008",
         "button_cancel_text_color": "#ffffff",
         "slider_color": "#0f4686",
+        "checkbox_border_color": "#8593a3",
+        "checkbox_border_color_hover": "#4b5b6c",
+        "checkbox_background_color_selected": "#0f4686",
+        "checkbox_border_color_selected": "#0f4686",
     }
     dark = {
         "body_background_fill": "#0f141b",
@@ -67,6 +71,10 @@ def theme() -> gr.themes.Base:
         "button_cancel_background_fill_hover": "#ffd0c9",
         "button_cancel_text_color": "#34191a",
         "slider_color": "#8bbdec",
+        "checkbox_border_color": "#728295",
+        "checkbox_border_color_hover": "#a8b5c3",
+        "checkbox_background_color_selected": "#8bbdec",
+        "checkbox_border_color_selected": "#8bbdec",
     }
     return made.set(
         block_background_fill="transparent",

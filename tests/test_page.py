@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from running_app import RunningApp
 
 pytestmark = [pytest.mark.browser, pytest.mark.default_model]
 
@@ -291,12 +292,20 @@ def test_a_phone_needs_no_sideways_scrolling(visit, width):
         page.locator("#stop").click()
     finished(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    # Prompt and Generate first, then the text, then the distribution, then the settings.
+    # Prompt and Generate first, then the text, then the distribution.
     tops = [
         page.locator(one).first.bounding_box()["y"]
-        for one in ("#prompt", "#generate", ".stage section.text", ".stage .hero", "#knobs")
+        for one in ("#prompt", "#generate", ".stage section.text", ".stage .hero")
     ]
     assert tops == sorted(tops)
+    # The settings are a sheet at the foot of the screen, so that knobs and bars are seen together.
+    page.locator("#fold > button").click()
+    page.locator(".stage .hero").scroll_into_view_if_needed()
+    page.wait_for_timeout(300)
+    sheet = page.locator("#knobs").bounding_box()
+    assert 0 < sheet["y"] < sheet["y"] + sheet["height"] <= 780 + 1
+    assert sheet["height"] < 780 / 2
+    assert page.locator("#knob-temperature").is_visible()
 
 
 @pytest.mark.parametrize(
@@ -333,6 +342,46 @@ def test_a_bad_value_is_said_in_the_readers_language_and_nothing_is_lost(page):
     generate(page)
     page.wait_for_timeout(500)
     finished(page)
+
+
+def test_the_keyboard_alone_generates_stops_and_forces(page):
+    page.locator("#generate").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.id === 'stop'")
+    page.wait_for_function(f"{STATE}.steps >= 2", timeout=60_000)
+    page.keyboard.press("Enter")
+    finished(page)
+    assert page.evaluate("document.activeElement.id") == "generate"
+    chips(page).nth(0).focus()
+    page.keyboard.press("Home")
+    assert state(page)["selected"] == 0
+    handle = state(page)["handle"]
+    page.locator("button.bar-row[data-token]").nth(2).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"{STATE}.handle !== {handle!r}", timeout=60_000)
+    page.wait_for_function("document.activeElement.matches('button.bar-row')")
+    page.locator("#stop").click()
+    finished(page)
+
+
+def test_a_server_that_dies_is_noticed_and_generate_comes_back(browser, tmp_path):
+    app = RunningApp(tmp_path / "log.txt")
+    context = browser.new_context(locale="tr-TR", viewport={"width": 1400, "height": 1000})
+    page = context.new_page()
+    try:
+        page.goto(app.url)
+        page.wait_for_function("window.playground")
+        page.wait_for_timeout(800)
+        page.locator("#pace label").first.click()
+        page.locator("#generate").click()
+        page.wait_for_function(f"{STATE}.steps >= 2", timeout=60_000)
+        app.process.kill()
+        page.locator(".stage .alert", has_text="Sunucu yanıt vermiyor").wait_for(timeout=30_000)
+        assert page.locator("#generate").is_visible()
+        assert state(page)["steps"] >= 2
+    finally:
+        context.close()
+        app.stop()
 
 
 def test_a_closed_page_stops_decoding(visit, app):

@@ -4,6 +4,8 @@ import { effects } from "./effects.js";
 import { mount } from "./stage.js";
 import { words } from "./words.js";
 
+const QUIET_MS = 6000; // without news for so long, a running page asks whether anyone is there
+
 /** Called once by the component, see playground/stage.py. */
 export async function connect({ element, props, watch, trigger, server, files }) {
   const place = element.querySelector(".stage-place");
@@ -17,7 +19,7 @@ export async function connect({ element, props, watch, trigger, server, files })
       return await server[name]({ ...query, language });
     } catch (error) {
       console.error(error);
-      return { error: { text: words(dictionaries, language)("state.lost") } };
+      return { error: lost() };
     }
   };
   // The lines under the knobs stand outside the stage and have words of their own.
@@ -62,6 +64,7 @@ export async function connect({ element, props, watch, trigger, server, files })
   };
 
   async function take(message) {
+    news = Date.now();
     if (message.run != null && !known.has(message.run)) {
       known.add(message.run);
       // A message may be lost when several come at once; what it held can be asked for.
@@ -74,6 +77,30 @@ export async function connect({ element, props, watch, trigger, server, files })
     if (message.run === current) mark(!message.finished && !message.error);
   }
 
+  // Gradio holds its own events back while the server is away, so the page looks for itself.
+  let news = Date.now();
+  const alive = () =>
+    fetch(`${files}words.json`, { method: "HEAD", cache: "no-store" }).then(
+      (answer) => answer.ok,
+      () => false,
+    );
+  const lost = () => ({ text: words(dictionaries, language)("state.lost") });
+
+  async function look() {
+    if (!running || paused || Date.now() - news < QUIET_MS) return;
+    news = Date.now();
+    if (await alive()) return;
+    stage.receive(current ? { run: current, steps: [], error: lost() } : { error: lost() });
+    mark(false);
+  }
+  setInterval(look, QUIET_MS / 3);
+
+  async function pressed() {
+    await new Promise((resolve) => setTimeout(resolve, QUIET_MS / 4));
+    if (!running && !(await alive())) stage.receive({ error: lost() });
+  }
+  document.getElementById("generate")?.addEventListener("click", pressed);
+
   const button = (name, enabled) => {
     const found = document.getElementById(name);
     if (found) found.disabled = !enabled;
@@ -83,8 +110,11 @@ export async function connect({ element, props, watch, trigger, server, files })
     running = now;
     paused &&= now;
     const held = running && paused;
+    // Generate and Stop change places; who has one under the fingers keeps the other.
+    const focused = ["generate", "stop"].includes(document.activeElement?.id);
     const written = stage.state().steps > 0;
     document.getElementById("decode")?.classList.toggle("running", running);
+    if (focused) document.getElementById(running ? "stop" : "generate")?.focus();
     button("pause", running && !paused);
     button("step", !running || held);
     button("go-on", (written && !running) || held);
@@ -107,6 +137,7 @@ export async function connect({ element, props, watch, trigger, server, files })
   window.playground = {
     stage,
     starting() {
+      news = Date.now();
       [current, paused, stopping, unwanted] = [null, false, false, false];
       pending += 1;
       mark(true);

@@ -22,6 +22,7 @@ export function distribution({ t, n, tip, force }) {
   const rest = h("div.bar-row.rest", {}, h("span.label"), h("span"), h("span.value"));
   let shown = null;
   let stop = 0; // the row that holds the tab stop
+  let refocus = false;
 
   const cutName = (cut) => t(`cut.${cut}`);
 
@@ -132,6 +133,7 @@ export function distribution({ t, n, tip, force }) {
     buttons.slice(count).forEach((node) => (node.hidden = true));
     rest.hidden = !step;
     if (!step) {
+      refocus ||= buttons.includes(document.activeElement);
       buttons.forEach((node) => (node.hidden = true));
       shown = { step: null, rows: [] };
       drawing.purge();
@@ -142,6 +144,9 @@ export function distribution({ t, n, tip, force }) {
     const room = buttons[0].firstChild.clientWidth || 160;
     for (let i = 0; i < count; i += 1) fill(data.rows[i], i, room);
     if (stop >= data.rows.length) focusable(0);
+    // A bar that was pressed is gone until its branch has a step; then it is under the keys again.
+    if (refocus && document.activeElement === document.body) buttons[stop].focus();
+    refocus = false;
     rest.style.order = 1;
     say(rest.firstChild, t("bars.rest", { count: n.count(data.rest.count) }));
     const others = model.tally ? unlisted(model.tally, data.rows) : 0;
@@ -204,7 +209,7 @@ export function distribution({ t, n, tip, force }) {
         uid: "raw",
         y: ys,
         x: list.map((row) => positive(row.raw)),
-        marker: { symbol: "line-ns", size: ROW * 0.82, line: { width: 3, color: colours.raw } },
+        marker: { symbol: "line-ns", size: ROW * 0.55, line: { width: 3, color: colours.raw } },
         cliponaxis: false,
       },
       {

@@ -117,7 +117,7 @@ export function heatmap({ t, n, tip, select }) {
     const layout = baseLayout(colours, plot.clientWidth, HEIGHT, { ...MARGIN, t: TOP, b: 26 });
     layout.xaxis = stepsAxis(covered, colours, n);
     layout.yaxis = {
-      range: [RANKS + 0.5, -0.5],
+      range: [RANKS + 0.6, -0.5],
       fixedrange: true,
       showgrid: false,
       zeroline: false,

@@ -72,6 +72,7 @@ export class Run {
     if (message.finished) this.finished = message.finished;
     if (message.paused != null) this.paused = message.paused;
     if (message.error) this.error = message.error;
+    else if (message.steps?.length || message.finished) this.error = null; // it goes on after all
     this.add(message.steps ?? []);
     if (message.waiting != null) this.waiting = message.waiting;
     if (this.length || this.finished || this.error) this.waiting = null;

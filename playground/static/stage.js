@@ -170,7 +170,9 @@ export function mount(element, { words: dictionaries, language = "en", transport
     return last ? shown : plain;
   }
 
-  const settingsOf = (picture) => (picture.whatIf ? knobs : run.settings);
+  // Knobs that mean the same as the run's settings are still the ones that the reader sees.
+  const settingsOf = (picture) =>
+    picture.whatIf || (knobs && effect(knobs) === effect(run.settings)) ? knobs : run.settings;
 
   const pictureKey = () =>
     shown && run
