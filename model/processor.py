@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import FieldError
 from .scores import admitted, token_ids
 
 
@@ -52,7 +50,7 @@ class Processor(Protocol):
 
 
 class Rowwise:
-    """Calls `row` for every row, so that no row can depend on its company."""
+    """Calls `row`, which each processor has, for every row: none can depend on its company."""
 
     def __call__(self, scores: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
         if scores.dim() != 2 or len(contexts) != len(scores):
@@ -65,17 +63,3 @@ class Rowwise:
         for place, context in enumerate(contexts):
             result[place] = self.row(admitted(here[place]), token_ids(context))
         return torch.from_numpy(result).to(scores.device)
-
-    def row(self, scores: np.ndarray, context: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
-
-
-def check(field: str, value: float, low: float, high: float, allowed: str) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not (low <= value <= high) or math.isinf(value):
-        raise FieldError(field, value, allowed)
-
-
-def check_whole(field: str, value: int, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise FieldError(field, value, f"a whole number from {low} up")

@@ -21,14 +21,16 @@ Where transformers has no answer, or one that hangs on its sort, the rules are:
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from . import ranges
 from .errors import FieldError
-from .processor import Processor, Rowwise, check, check_whole
+from .processor import Processor, Rowwise
 from .scores import LARGEST, token_ids, with_a_survivor, within
 from .truncation import MinP, TopK, TopP, TypicalP
 
@@ -49,7 +51,7 @@ class RepetitionPenalty(Rowwise):
     penalty: float
 
     def __post_init__(self) -> None:
-        check("repetition_penalty", self.penalty, 0.0, LARGEST, "a number above 0")
+        ranges.number("repetition_penalty", self.penalty, 0, LARGEST, above=True)
         if np.float32(self.penalty) == 0:
             raise FieldError("repetition_penalty", self.penalty, "a number above 0")
 
@@ -79,7 +81,7 @@ class NoRepeatNgram(Rowwise):
     size: int
 
     def __post_init__(self) -> None:
-        check_whole("no_repeat_ngram_size", self.size, 1)
+        ranges.whole("no_repeat_ngram_size", self.size, 1, ranges.ENDLESS)
 
     def row(self, scores: np.ndarray, context: np.ndarray) -> np.ndarray:
         windows = len(context) - self.size + 1
@@ -107,9 +109,7 @@ class Temperature(Rowwise):
     temperature: float
 
     def __post_init__(self) -> None:
-        check("temperature", self.temperature, 0.0, math.inf, "a number above 0")
-        if self.temperature == 0:
-            raise FieldError("temperature", self.temperature, "a number above 0")
+        ranges.number("temperature", self.temperature, 0, sys.float_info.max, above=True)
 
     def row(self, scores: np.ndarray, context: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
@@ -151,9 +151,9 @@ class Processors(Rowwise):
         Raises:
             FieldError: a value outside its range, whether or not it applies.
         """
-        check("temperature", temperature, 0.0, math.inf, "a number from 0 up")
-        check_whole("no_repeat_ngram_size", no_repeat_ngram_size, 0)
-        check_whole("top_k", top_k, 0)
+        ranges.number("temperature", temperature, 0, sys.float_info.max)
+        ranges.whole("no_repeat_ngram_size", no_repeat_ngram_size, 0, ranges.ENDLESS)
+        ranges.whole("top_k", top_k, 0, ranges.ENDLESS)
         steps: list[Processor] = []
         if repetition_penalty != 1:
             steps.append(RepetitionPenalty(repetition_penalty))

@@ -10,6 +10,8 @@ from typing import Any
 
 from .errors import FieldError
 
+ENDLESS = 2**63 - 1  # where a whole number has no bound of its own
+
 
 def number(field: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
     """A finite number from `low` to `high` (greater than `low` where `above`)."""

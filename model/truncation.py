@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from . import ranges
 from .errors import FieldError
-from .processor import Rowwise, check, check_whole
+from .processor import Rowwise
 from .scores import HEAD, likeliest, mass, only, rounding, weighed
 
 
@@ -24,7 +25,7 @@ class TopK(Rowwise):
     top_k: int
 
     def __post_init__(self) -> None:
-        check_whole("top_k", self.top_k, 1)
+        ranges.whole("top_k", self.top_k, 1, ranges.ENDLESS)
 
     def row(self, scores: np.ndarray, context: np.ndarray) -> np.ndarray:
         if self.top_k >= scores.size:
@@ -51,7 +52,7 @@ class TopP(Rowwise):
     top_p: float
 
     def __post_init__(self) -> None:
-        check("top_p", self.top_p, 0.0, 1.0, "a number from 0 to 1")
+        ranges.number("top_p", self.top_p, 0, 1)
 
     def row(self, scores: np.ndarray, context: np.ndarray) -> np.ndarray:
         ids, count = self.kept(scores)
@@ -94,7 +95,7 @@ class MinP(Rowwise):
     min_p: float
 
     def __post_init__(self) -> None:
-        check("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
+        ranges.number("min_p", self.min_p, 0, 1)
 
     def row(self, scores: np.ndarray, context: np.ndarray) -> np.ndarray:
         # min_p <= 1, so the likeliest token is never below its own share.
@@ -118,8 +119,8 @@ class TypicalP(Rowwise):
     mass: float
 
     def __post_init__(self) -> None:
-        check("typical_p", self.mass, 0.0, 1.0, "a number above 0 and below 1")
-        if self.mass in (0, 1):
+        ranges.number("typical_p", self.mass, 0, 1, above=True)
+        if self.mass == 1:
             raise FieldError("typical_p", self.mass, "a number above 0 and below 1")
 
     def row(self, scores: np.ndarray, context: np.ndarray) -> np.ndarray:
