@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from .backbone import Feed, Output
 from .events import Candidate, Effect, Step
-from .kv_cache import Slot, common
+from .kept import common
+from .kv_cache import Slot
 from .request import Request
 from .strategies import Choice, Continuation, Decision, RowLogits
 from .token_text import TokenText
@@ -21,6 +22,7 @@ class Row:
     """One row of a sequence: its tokens, those merely proposed behind them, and its KV cache.
 
     Attributes:
+        slot: None while the run is neither running nor about to.
         context: 64-bit integers, which processors read without a copy. Never changed in place,
             since strategies may hold on to it; a longer one costs microseconds to make.
     """
@@ -31,7 +33,7 @@ class Row:
 
     @property
     def unfed(self) -> array[int]:
-        """Tokens that the model has not seen yet; without a cache, all of them."""
+        """Tokens whose keys and values are not there."""
         done = self.slot.length if self.slot is not None else 0
         return self.context[done:] + array("q", self.proposed)
 
@@ -43,15 +45,19 @@ class Row:
     def go_on(self, continuation: Continuation, shared: bool) -> Row:
         """The row that continues this one; with a slot of its own where others continue it too."""
         context = self.context + array("q", continuation.append)
-        slot = self.slot
-        if slot is not None:
-            # Of what was proposed, the cache keeps what became text. The newest token is always
-            # fed again: only running it gives the next logits.
-            held = len(self.context) + common(self.proposed, continuation.append)
-            good = min(held, len(context) - 1)
-            slot = slot.fork(good) if shared else slot
-            slot.truncate(good)  # rejected proposals leave no trace
+        # Of what was proposed, the cache keeps what became text. The newest token is always fed
+        # again: only running it gives the next logits.
+        held = len(self.context) + common(self.proposed, continuation.append)
+        good = min(held, len(context) - 1)
+        slot = self.slot.fork(good) if shared else self.slot
+        slot.truncate(good)  # rejected proposals leave no trace
         return Row(context, slot, continuation.propose)
+
+    def give_back(self) -> None:
+        """The place in the cache, if it has one."""
+        if self.slot is not None:
+            slot, self.slot = self.slot, None
+            slot.release()
 
 
 @dataclass
@@ -116,9 +122,19 @@ class Decoding:
         self.detokenizer = self.text.detokenizer(before)
         self.written = "".join(self.detokenizer.add(step.token_id) for step in self.steps)
 
-    def feeds(self) -> list[Feed]:
-        """What this sequence sends through the model next: a chunk of prompt, or its new tokens."""
-        return [next_feed(row.unfed, row.slot, 1 + len(row.proposed)) for row in self.rows]
+    @property
+    def pending(self) -> int:
+        """Tokens that have to go through the model until the next decision."""
+        return sum(len(row.context) + len(row.proposed) - row.slot.length for row in self.rows)
+
+    def feeds(self, allowance: int) -> list[Feed]:
+        """What this sequence sends through the model next: a piece of prompt, or its new tokens.
+
+        Args:
+            allowance: about how many tokens of it the pass may take.
+        """
+        each = allowance // len(self.rows)
+        return [next_feed(row.unfed, row.slot, 1 + len(row.proposed), each) for row in self.rows]
 
     def decide(self, outputs: Tokens[Output]) -> Decision | None:
         """The strategy's decision, or None while the prompt is still running.
@@ -154,13 +170,16 @@ class Decoding:
             raise ValueError("a decision that continues no row must say how the run ended")
         for place, row in enumerate(self.rows):
             if place not in parents:
-                row.slot = None  # before others are copied, so that there are never more
+                row.give_back()  # before others are copied, so that there are never more
         rows = []
         for i, continuation in enumerate(decision.continuations):
             # The last child takes its parent's slot over; the ones before it copy.
             shared = continuation.parent in parents[i + 1 :]
             rows.append(self.rows[continuation.parent].go_on(continuation, shared))
         self.rows = rows
+        if not self.request.use_cache:  # that is what it is like without one
+            for row in rows:
+                row.slot.truncate(0)
 
     def step(self, choice: Choice) -> Step:
         """The report of one token, and its share of the running text."""
@@ -214,21 +233,19 @@ class Decoding:
         return min(found, default=None)
 
 
-def next_feed(unfed: Tokens[int], slot: Slot | None, wanted: int = 1) -> Feed:
+def next_feed(unfed: Tokens[int], slot: Slot, wanted: int, allowance: int) -> Feed:
     """The next pass over what a row has not run yet.
 
     Args:
-        unfed: all of it; without a slot it goes in one pass.
+        unfed: all of it.
         wanted: for how many of the last tokens logits are wanted; these stay together, and a pass
             that does not come to them yields none.
+        allowance: about how many tokens it may take.
     """
-    if slot is None:
-        return Feed(unfed, None, wanted)
-    count = slot.piece(len(unfed))
+    count = slot.piece(len(unfed), allowance)
     rest = len(unfed) - wanted
     if count < len(unfed) and rest:
         unfed, wanted = unfed[: min(count, rest)], 0
-    slot.note(len(unfed))
     return Feed(unfed, slot, wanted)
 
 

@@ -18,7 +18,7 @@ from .draw import new_seed
 from .errors import FieldError
 from .events import Started, Step
 from .feeder import Feeder
-from .kv_cache import roomy
+from .kv_cache import capacity
 from .loop import Loop
 from .prompt import end_ids, prompt_ids, start_id
 from .request import MOST_NEW_TOKENS, Request, checked_strategy
@@ -83,10 +83,12 @@ class Engine:
         self.info: Any = None  # what the catalogue knows, where the model came from there
         self.token_text = TokenText(tokenizer, self.backbone.vocab_size)
         self.end_ids, self._start_id = end_ids(model, tokenizer), start_id(model, tokenizer)
-        per_token = self.backbone.cache_bytes_per_token
-        budget = devices.cache_budget(cache_bytes, roomy(SHORTEST) * per_token, self.device)
+        per_token = self.backbone.layout.bytes_per_token
+        budget = devices.cache_budget(cache_bytes, capacity(SHORTEST) * per_token, self.device)
+        self.backbone.hold(budget)
         waiting = ranges.whole("max_waiting", max_waiting, 1, 1_000_000)
-        scheduler = Scheduler(budget, per_token, waiting)
+        budget -= self.backbone.slots.slack
+        scheduler = Scheduler(budget, per_token, waiting, self.backbone.pass_tokens)
         self.trace = Trace(ranges.whole("trace_bytes", trace_bytes, 0, 2**50))
         self.runs = Runs(MOST_RUNS, REPORT_BYTES)
         self.loop = Loop(

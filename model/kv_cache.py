@@ -1,92 +1,106 @@
 """The KV cache: attention keys and values of earlier tokens, kept instead of computed again.
 
-`Slot` holds those of one row. `Kept` holds slots whose run is over, so that a run that continues,
-branches or repeats it starts from there.
+All sequences share one, `Slots`: a `Slot` is the place of one row in it. Slots of the same capacity
+lie side by side in a `Bank`, so that many rows attend to their keys in one operation. `Parked` is
+what a slot held, in memory of its own.
 """
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
 
-CHUNK = 256  # prompt tokens run in one step, so that a long prompt can be stopped on its way
-ROOM = 64  # a full buffer grows by this many tokens or by an eighth, whichever is more
+CHUNK = 64  # tokens of a prompt that are run together
+GRAIN = 64  # tokens: capacities are multiples of it
+MOST_ROWS = 16  # of a bank,
+BANK_TOKENS = 1024  # as long as its rows hold no more than this together
+BANK_SHARE = 64  # nor more than this part of the whole cache
 
 
-def roomy(length: int) -> int:
-    """Tokens for which a buffer is made that must hold `length`."""
-    return length + max(ROOM, length // 8)
+def capacity(tokens: int) -> int:
+    """The smallest size of a slot that holds so many tokens: eight sizes an octave.
+
+    Few sizes let rows share banks; the next one is never more than an eighth larger, or a grain.
+    """
+    unit = _unit(tokens)
+    return max(1, -(-tokens // unit)) * unit
 
 
 def longest(room: int) -> int:
-    """The most tokens for which `roomy` makes a buffer of at most so many."""
-    eighths = 8 * (room // 9) + min(room % 9, 7)
-    return max(0, min(room - ROOM, eighths))
+    """The largest capacity that is at most `room`; 0 where there is none."""
+    unit = _unit(room)
+    return room // unit * unit
 
 
-class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer with room to spare.
+def _unit(tokens: int) -> int:
+    """What a capacity for so many tokens is a multiple of."""
+    return max(GRAIN, (1 << (max(tokens - 1, 1).bit_length() - 1)) // 8)
 
-    transformers' own dynamic layer copies everything it holds at every step; this one copies only
-    when the buffer is full, which is seldom.
+
+@dataclass(frozen=True)
+class Layout:
+    """What the model keeps of one token.
+
+    Attributes:
+        layers: of each layer the number of key-value heads and the sizes of a key and of a value.
     """
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.device = key_states.device
-        self._buffers = tuple(
-            s.new_empty((*s.shape[:2], 0, s.shape[3])) for s in (key_states, value_states)
-        )
-        self._show(0)
-        self.is_initialized = True
+    layers: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+    device: torch.device
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append. *Shape:* (1, heads, new, head_dim) each; returns all of them, old and new."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start = self.keys.shape[2]
-        end = start + key_states.shape[2]
-        if end > self._buffers[0].shape[2]:
-            self._grow(end)
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start:end] = states
-        self._show(end)
-        return self.keys, self.values
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(heads * (k + v) for heads, k, v in self.layers) * self.dtype.itemsize
 
-    def truncate(self, length: int) -> None:
-        if self.is_initialized and length < self.keys.shape[2]:
-            self._show(length)
+    def zeros(self, rows: int, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each layer. *Shape:* (rows, heads, tokens, size)
 
-    def copy(self, length: int) -> GrowingLayer:
-        """The first `length` tokens, in a buffer of their own."""
-        twin = GrowingLayer()
-        if self.is_initialized:
-            twin.update(self.keys[:, :, :length], self.values[:, :, :length])
-        return twin
+        Zeros, since what is masked must still be finite.
+        """
+        options = {"dtype": self.dtype, "device": self.device}
+        return [
+            tuple(torch.zeros(rows, heads, tokens, size, **options) for size in (k, v))
+            for heads, k, v in self.layers
+        ]
 
+
+class Bank:
+    """Slots of one capacity, side by side.
+
+    Attributes:
+        layers: keys and values of each layer. *Shape:* (rows, heads, capacity, size)
+        slots: who has which row; the first rows are the ones in use.
+    """
+
+    def __init__(self, layout: Layout, capacity: int, rows: int) -> None:
+        self.capacity, self.rows = capacity, rows
+        self.layers = layout.zeros(rows, capacity)
+        self.slots: list[Slot] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self.slots) == self.rows
+
+
+@dataclass(frozen=True)
+class Parked:
+    """What a slot held, copied: keys and values of its first `length` tokens.
+
+    Attributes:
+        layers: *Shape:* (heads, length, size) each
+        prompt, exact: as of the `Slot`.
+    """
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    length: int
+    prompt: int
+    exact: int
+
+    @property
     def nbytes(self) -> int:
-        return sum(b.nbytes for b in self._buffers) if self.is_initialized else 0
-
-    def _show(self, length: int) -> None:
-        self.keys, self.values = (b[:, :, :length] for b in self._buffers)
-
-    def _grow(self, end: int) -> None:
-        length = self.keys.shape[2]
-        capacity = roomy(end)
-        grown = []
-        for buffer in self._buffers:
-            bigger = buffer.new_empty((*buffer.shape[:2], capacity, buffer.shape[3]))
-            bigger[:, :, :length] = buffer[:, :, :length]
-            grown.append(bigger)
-        self._buffers = tuple(grown)
-        self._show(length)
+        return sum(k.nbytes + v.nbytes for k, v in self.layers)
 
 
 class Slot:
@@ -96,201 +110,165 @@ class Slot:
     old), so that any slot can be cut back to any length.
 
     Attributes:
+        bank, row: where it is; both change when the cache is tidied up.
+        length: tokens whose keys and values are held.
         prompt: how many tokens at the beginning are a run's prompt.
         exact: how many at the beginning were run as every run with this prompt runs them, down to
-            the last bit: the prompt `CHUNK` by `CHUNK`, those behind it one at a time.
+            the last bit.
     """
 
-    def __init__(self, prompt: int = 0) -> None:
-        self.prompt, self.exact = prompt, 0
-        self.cache = Cache(layer_class_to_replicate=GrowingLayer)
+    def __init__(self, slots: Slots, bank: Bank, row: int, prompt: int) -> None:
+        self.slots, self.bank, self.row = slots, bank, row
+        self.prompt, self.length, self.exact = prompt, 0, 0
 
-    @property
-    def length(self) -> int:
-        """Tokens whose keys and values are held."""
-        return self.cache.get_seq_length()
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, room to spare included. *Shape:* (heads, capacity, size)"""
+        keys, values = self.bank.layers[index]
+        return keys[self.row], values[self.row]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes() for layer in self.cache.layers)
+    def piece(self, unfed: int, allowance: int) -> int:
+        """How many of so many tokens the next pass should take: whole chunks of the prompt.
 
-    def piece(self, unfed: int) -> int:
-        """How many of so many tokens the next pass should take: the prompt stays apart."""
+        Args:
+            allowance: about how many tokens the pass may take of this row.
+        """
+        allowance = allowance if self.slots.packed else CHUNK
         left = self.prompt - self.length
-        return min(unfed, CHUNK, left) if left > 0 else min(unfed, CHUNK)
+        if left <= 0:
+            return min(unfed, max(allowance, CHUNK))
+        whole = max(allowance // CHUNK, 1) * CHUNK
+        return min(unfed, left, whole - self.length % CHUNK)
 
-    def note(self, count: int) -> None:
-        """The next `count` tokens come in one pass."""
-        start = self.length
-        usual = self.piece(self.prompt) if start < self.prompt else 1
-        if self.exact == start and count == usual:
-            self.exact += count
-
-    def trim(self, length: int) -> None:
-        """Forget all tokens from `length` on, and the room that they took."""
-        self.truncate(length)
-        for i, layer in enumerate(self.cache.layers):  # one after the other, for the memory's sake
-            self.cache.layers[i] = layer.copy(length)
+    def advance(self, count: int) -> None:
+        """A pass has written the keys and values of `count` more tokens."""
+        start, end = self.length, self.length + count
+        if self.slots.packed:  # attention knows chunks and single tokens, however many come
+            usual = end >= self.prompt or end % CHUNK == 0
+        elif start < self.prompt:
+            usual = count == min(CHUNK, self.prompt - start)
+        else:
+            usual = count == 1
+        if self.exact == start and usual:
+            self.exact = end
+        self.length = end
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
+        self.length = min(self.length, length)
         self.exact = min(self.exact, length)
-        for layer in self.cache.layers:
-            layer.truncate(length)
+
+    def reserve(self, tokens: int) -> None:
+        """Move to a larger slot where this one can't hold so many tokens."""
+        if tokens <= self.bank.capacity:
+            return
+        larger = self.slots.take(tokens, self.prompt)
+        _copy(self, larger, self.length)
+        old = self.bank, self.row
+        self.bank, self.row = larger.bank, larger.row
+        self.bank.slots[self.row] = self
+        larger.bank, larger.row = old
+        larger.bank.slots[larger.row] = larger
+        larger.release()
 
     def fork(self, length: int | None = None) -> Slot:
-        """A slot of its own with the first `length` (all) tokens of this one."""
-        length = self.length if length is None else length
-        twin = Slot(self.prompt)
-        twin.exact = min(self.exact, length)
-        twin.cache.layers = [layer.copy(length) for layer in self.cache.layers]
+        """Another slot with the first `length` (all) tokens of this one."""
+        twin = self.slots.take(self.bank.capacity, self.prompt)
+        twin.length = self.length if length is None else length
+        twin.exact = min(self.exact, twin.length)
+        _copy(self, twin, twin.length)
         return twin
 
+    def park(self) -> Parked:
+        """A copy of what it holds."""
+        rows = (self.layer(i) for i in range(len(self.bank.layers)))
+        layers = tuple((k[:, : self.length].clone(), v[:, : self.length].clone()) for k, v in rows)
+        return Parked(layers, self.length, self.prompt, self.exact)
 
-@dataclass(eq=False)
-class _Held:
-    """A kept slot, the tokens that it holds (int64), and the run that it was of."""
+    def load(self, parked: Parked, length: int) -> None:
+        """Take over the first `length` tokens of what was parked."""
+        for i, held in enumerate(parked.layers):
+            for mine, theirs in zip(self.layer(i), held, strict=True):
+                mine[:, :length] = theirs[:, :length]
+        self.length, self.exact = length, min(parked.exact, length)
 
-    token_ids: np.ndarray
-    slot: Slot
-    owner: str | None
-    nbytes: int
+    def scrub(self) -> None:
+        """Overwrite what it holds, which may not be finite: whoever comes next reads around it."""
+        for i in range(len(self.bank.layers)):
+            for states in self.layer(i):
+                states.zero_()
 
-    def serves(self, wanted: np.ndarray, prompt: int, family: Collection[str | None]) -> int:
-        """For how many tokens of the beginning of `wanted`; see `Kept`."""
-        alike = min(common(self.token_ids, wanted), len(wanted) - 1)
-        if self.owner not in family:
-            alike = min(alike, self.slot.exact)
-        if self.slot.prompt == prompt <= alike:
-            return alike
-        return min(alike, self.slot.prompt, prompt) // CHUNK * CHUNK
-
-    def within(self, other: _Held) -> bool:
-        """Whether the other one serves for all that this one does."""
-        length = len(self.token_ids)
-        instead = self.owner == other.owner and self.slot.exact <= other.slot.exact
-        return (
-            self.slot.prompt == other.slot.prompt
-            and (instead or length <= other.slot.exact)
-            and common(self.token_ids, other.token_ids) == length
-        )
+    def release(self) -> None:
+        """Give the place back."""
+        self.slots.release(self)
 
 
-class Kept:
-    """Slots of runs that are over, least recently used given up first.
+class Slots:
+    """The KV cache that all rows share.
 
-    Keys and values of one token differ in their last bits with the number of tokens that are run
-    together. So that a result never depends on what others asked before, a slot serves where they
-    were run as they would be now: behind a prompt of the same length all of it that is `exact`,
-    else whole chunks of the prompt. What a run ran in its own way (several tokens a pass) serves
-    itself and its branches.
+    Args:
+        layout: what a token needs.
+        nbytes: what the whole cache may take; `slack` of that isn't to be promised to anybody.
+        packed: whether passes run rows of any number of tokens as if one by one (`model.packed`).
 
     Attributes:
-        nbytes: of all slots.
+        nbytes: of all banks, as allocated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout, nbytes: int, packed: bool) -> None:
+        self.layout, self.packed = layout, packed
+        self._share = nbytes // layout.bytes_per_token // BANK_SHARE
+        self._banks: dict[int, list[Bank]] = {}
         self.nbytes = 0
-        self._held: OrderedDict[_Held, None] = OrderedDict()
-        # By how they begin: a slot that can serve shares a whole prompt or a first chunk.
-        self._openings: dict[tuple[int, bytes], list[_Held]] = {}
 
-    def __len__(self) -> int:
-        return len(self._held)
+    @property
+    def slack(self) -> int:
+        """Bytes that rows of banks which nobody uses can come to take, at most."""
+        sizes = range(GRAIN, BANK_TOKENS, GRAIN)
+        spare = sum((self._rows(size) - 1) * size for size in sizes if size == capacity(size))
+        return spare * self.layout.bytes_per_token
 
-    def put(self, token_ids: Sequence[int], slot: Slot, owner: str | None = None) -> None:
-        """Keep a slot that holds the first `slot.length` of `token_ids`.
+    def take(self, tokens: int, prompt: int = 0) -> Slot:
+        """An empty slot with room for so many tokens.
 
-        Where another one serves for all that it does, that one is kept instead.
-
-        Args:
-            owner: handle of the run whose slot it was.
+        Raises:
+            RuntimeError, MemoryError: the machine has no memory for it.
         """
-        held = _Held(np.array(token_ids[: slot.length], np.int64), slot, owner, slot.nbytes)
-        if not self._keys(held):
-            return
-        for other in self._alike(self._keys(held)):
-            if held.within(other):
-                self._held.move_to_end(other)
-                return
-            if other.within(held):
-                self._drop(other)
-        self._held[held] = None
-        self.nbytes += held.nbytes
-        for key in self._keys(held):
-            self._openings.setdefault(key, []).append(held)
-
-    def take(
-        self,
-        token_ids: Sequence[int],
-        prompt: int,
-        family: Collection[str | None] = (),
-        nbytes: float = math.inf,
-    ) -> Slot:
-        """The slot that serves for most of the beginning of `token_ids`, cut to that.
-
-        At least the last token is left out, because only running it gives its logits. A slot that
-        goes on differently stays for others and is copied; one that is a beginning is handed over.
-
-        Args:
-            prompt: how many of the tokens, from the first on, are the run's prompt.
-            family: handles of the run and of the one that it branched from.
-            nbytes: what all others may hold then; who doesn't fit in is given up before a copy is
-                made, this slot's own original last.
-        """
-        wanted = np.array(token_ids, np.int64)
-        best, shared = None, 0
-        for held in self._alike(_openings(wanted, prompt, len(wanted) - 1)):
-            serves = held.serves(wanted, prompt, family)
-            if serves > shared:
-                best, shared = held, serves
-        if best is None:
-            self.shrink(nbytes)
-            return Slot(prompt)
-        self._held.move_to_end(best)
-        if shared == len(best.token_ids):
-            self._drop(best)
-        self.shrink(nbytes)
-        slot = best.slot
-        if best in self._held:
-            slot = slot.fork(shared)
-        elif shared < len(best.token_ids):
-            slot.trim(shared)
-        slot.prompt = prompt
+        size = capacity(tokens)
+        banks = self._banks.setdefault(size, [])
+        if not banks or banks[-1].full:
+            banks.append(Bank(self.layout, size, self._rows(size)))
+            self._count()
+        bank = banks[-1]
+        slot = Slot(self, bank, len(bank.slots), prompt)
+        bank.slots.append(slot)
         return slot
 
-    def shrink(self, nbytes: float) -> None:
-        """Give up slots until they hold at most `nbytes`."""
-        while self._held and self.nbytes > nbytes:
-            self._drop(next(iter(self._held)))
+    def release(self, slot: Slot) -> None:
+        """The last row of the same capacity moves into its place, so that rows stay dense."""
+        banks = self._banks[slot.bank.capacity]
+        last = banks[-1].slots.pop()
+        if last is not slot:
+            _copy(last, slot, last.length)
+            last.bank, last.row = slot.bank, slot.row
+            last.bank.slots[last.row] = last
+        if not banks[-1].slots:
+            banks.pop()
+            self._count()
 
-    def _alike(self, keys: list[tuple[int, bytes]]) -> list[_Held]:
-        return list(dict.fromkeys(held for key in keys for held in self._openings.get(key, ())))
+    def forget(self) -> None:
+        """Give up everything; slots that are out are void."""
+        self._banks = {}
+        self.nbytes = 0
 
-    def _keys(self, held: _Held) -> list[tuple[int, bytes]]:
-        return _openings(held.token_ids, held.slot.prompt, len(held.token_ids))
+    def _rows(self, size: int) -> int:
+        return max(1, min(MOST_ROWS, BANK_TOKENS // size, self._share // size))
 
-    def _drop(self, held: _Held) -> None:
-        del self._held[held]
-        self.nbytes -= held.nbytes
-        for key in self._keys(held):
-            self._openings[key].remove(held)
-            if not self._openings[key]:
-                del self._openings[key]
-
-
-def _openings(token_ids: np.ndarray, prompt: int, length: int) -> list[tuple[int, bytes]]:
-    """How the first `length` of these tokens begin: the whole prompt, and its first chunk."""
-    keys = []
-    if prompt <= length:
-        keys.append((prompt, token_ids[:prompt].tobytes()))
-    if min(prompt, length) >= CHUNK:
-        keys.append((-1, token_ids[:CHUNK].tobytes()))
-    return keys
+    def _count(self) -> None:
+        tokens = sum(b.capacity * b.rows for banks in self._banks.values() for b in banks)
+        self.nbytes = tokens * self.layout.bytes_per_token
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    length = min(len(a), len(b))
-    differ = np.asarray(a[:length], np.int64) != np.asarray(b[:length], np.int64)
-    return int(differ.argmax()) if differ.any() else length
+def _copy(source: Slot, target: Slot, length: int) -> None:
+    for i in range(len(source.bank.layers)):
+        for theirs, mine in zip(source.layer(i), target.layer(i), strict=True):
+            mine[:, :length] = theirs[:, :length]

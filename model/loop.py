@@ -15,7 +15,8 @@ import torch
 from .backbone import Backbone, Output
 from .decoding import Clock, Decoding, Row, next_feed
 from .events import Finished, Waiting
-from .kv_cache import Kept, Slot
+from .kept import Kept
+from .kv_cache import CHUNK, Slot
 from .questions import Question, Questions
 from .run import Run
 from .scheduler import Entry, Scheduler
@@ -26,13 +27,14 @@ from .trace import Moment, Trace
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 BREATH = 0.1  # seconds after a turn that failed
+PATIENCE = 3  # turns that fail one after the other until the runs in it are given up
 
 
 class Loop:
     """Takes the runs of a scheduler through a backbone, one turn after the other.
 
     Nothing else touches the model: what other threads want from it they `ask`. An idle loop
-    sleeps; it does not poll.
+    sleeps; it does not poll. Should its thread die, another one takes over.
 
     Args:
         backbone: the model.
@@ -41,6 +43,9 @@ class Loop:
         end_ids: tokens that end a run.
         trace: where each step's logits are kept.
         threaded: False leaves the turning to the caller of `turn`.
+
+    Attributes:
+        restarts: how often decoding had stopped and was begun anew; those who ran were told.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Loop:
         self.kept = Kept()
         self.timeline = Timeline()
         self.closed = False
+        self.restarts = self._failures = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -75,17 +81,20 @@ class Loop:
         self.scheduler.forked()
         for entry in self.scheduler.all():
             entry.run.forked()
+            for row in entry.decoding.rows if entry.decoding else ():
+                row.slot = None
             self._finish(entry, "cancelled")
         self.kept = Kept()
+        self.backbone.slots.forget()
 
     def turn(self) -> bool:
-        """One turn: a step of one run, a piece of one question. False if there was neither."""
+        """One turn: a step of everyone, a piece of one question. False if there was neither."""
         with self._turning:
             busy = self._answer()
             for entry in self.scheduler.cancelled():
                 self._finish(entry, "cancelled")
                 busy = True
-            self._admit()
+            self._admit(time.perf_counter())
             entries = self.scheduler.next(time.perf_counter())
             if entries:
                 self._advance(entries)
@@ -126,15 +135,18 @@ class Loop:
 
         *Shape:* (vocab,)
         """
-        context = run.context(index)
-        family, spare = (run.handle, run.parent), self.scheduler.spare
-        slot = self.kept.take(context, len(run.prompt_ids), family, spare)
-        while True:
-            (output,) = self.backbone.forward([next_feed(context[slot.length :], slot)])
-            if len(output.logits):
-                self._keep(context, slot, run)
-                return output.logits[-1]
-            yield
+        context = array("q", run.context(index))
+        slot = self._slot(run, context, len(context))
+        try:
+            while True:
+                feed = next_feed(context[slot.length :], slot, 1, CHUNK)
+                (output,) = self.backbone.forward([feed])
+                if len(output.logits):
+                    self._keep(context, slot, run)
+                    return output.logits[-1]
+                yield
+        finally:
+            slot.release()
 
     def wake(self) -> None:
         """Have the loop look again; starts its thread if none is running."""
@@ -160,17 +172,39 @@ class Loop:
             thread.join(timeout=10)
 
     def _turn_on(self) -> None:
-        while not self.closed:
-            self._awake.clear()
-            pause = 0.0
-            try:
-                if not self.turn():
-                    pause = self.scheduler.until_due(time.perf_counter())
-            except Exception:  # whatever happens in a turn, the next one comes
-                log.exception("a turn of the loop failed")
-                time.sleep(BREATH)  # not at once: it may fail in the same way
-            if pause:
-                self._awake.wait(min(pause, threading.TIMEOUT_MAX))
+        try:
+            while not self.closed:
+                self._awake.clear()
+                pause = 0.0
+                try:
+                    if not self.turn():
+                        pause = self.scheduler.until_due(time.perf_counter())
+                    self._failures = 0
+                except Exception as error:  # whatever happens in a turn, the next one comes
+                    log.exception("a turn of the loop failed")
+                    self._failures += 1
+                    if self._failures == PATIENCE:
+                        self._give_up(error)
+                    time.sleep(BREATH)  # not at once: it may fail in the same way
+                if pause:
+                    self._awake.wait(min(pause, threading.TIMEOUT_MAX))
+        finally:
+            if not self.closed:  # the thread itself dies, of whatever it is
+                self._revive()
+
+    def _revive(self) -> None:
+        """Another thread takes over; who ran is told, since a step may have been half done."""
+        log.critical("the loop died and is started again", exc_info=True)
+        self._give_up(RuntimeError("decoding stopped and was started again"))
+        with self._starting:
+            self._thread = None
+        self.wake()
+
+    def _give_up(self, error: Exception) -> None:
+        self.restarts += 1
+        with self._turning:
+            for entry in list(self.scheduler.running):
+                self._fail(entry, error)
 
     def _answer(self) -> bool:
         self.scheduler.aside = self._questions.nbytes
@@ -179,9 +213,15 @@ class Loop:
         self.scheduler.aside = self._questions.nbytes
         return busy
 
-    def _admit(self) -> None:
-        while (entry := self.scheduler.admit()) is not None:
-            self._guarded(entry, self._begin)
+    def _admit(self, now: float) -> None:
+        self.scheduler.unpark(now)
+        while True:
+            while (entry := self.scheduler.admit()) is not None:
+                self._guarded(entry, self._begin)
+            idle = self.scheduler.idle(now)
+            if idle is None:
+                break
+            self._park(idle)
         for place, entry in enumerate(list(self.scheduler.waiting), 1):
             if entry.place != place:
                 entry.place = place
@@ -192,45 +232,106 @@ class Loop:
         try:
             act(entry, *rest)
         except Exception as error:
+            if _no_memory(error) and self._make_room(entry):
+                return
             self._fail(entry, error)
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         log.error("run %s failed", entry.run.handle, exc_info=error)
+        for row in entry.decoding.rows if entry.decoding else ():
+            if row.slot is not None:
+                row.slot.scrub()  # what it computed may be no numbers
+                row.give_back()
         self._finish(entry, "error", f"{type(error).__name__}: {error}")
 
     def _begin(self, entry: Entry) -> None:
-        run = entry.run
-        context = array("q", run.context(len(run.steps)))
-        prompt = len(run.prompt_ids)
-        slot = None
+        """Give a run its place in the cache, for the first time or after it was parked."""
+        run, decoding = entry.run, entry.decoding
+        if decoding is None:
+            context = array("q", run.context(len(run.steps)))
+            decoding = Decoding(
+                run.request,
+                [Row(context, None)],
+                self.text,
+                len(run.prompt_ids),
+                run.steps,
+                run.moments,
+                entry.forced,
+            )
+        for row in decoding.rows:
+            row.slot = self._slot(run, row.context, entry.tokens)
+        if entry.decoding is None:
+            entry.reused = decoding.rows[0].slot.length
+            entry.decoding = decoding
+
+    def _slot(self, run: Run, context: Sequence[int], tokens: int) -> Slot:
+        """A slot for so many tokens, with what is kept of this beginning."""
+        prompt, found = len(run.prompt_ids), None
         if run.request.use_cache:
-            slot = self.kept.take(context, prompt, (run.handle, run.parent), self.scheduler.spare)
-        entry.reused = slot.length if slot is not None else 0
-        entry.decoding = Decoding(
-            run.request,
-            [Row(context, slot)],
-            self.text,
-            prompt,
-            run.steps,
-            run.moments,
-            entry.forced,
-        )
+            found = self.kept.take(context, prompt, (run.handle, run.parent))
+        self.kept.shrink(self.scheduler.spare)
+        slot = self.backbone.slots.take(tokens, prompt)
+        if found is not None:
+            slot.load(*found)
+        return slot
+
+    def _park(self, entry: Entry) -> None:
+        """A paused run makes room; what it has is kept for as long as there is room for that."""
+        self.scheduler.park(entry)
+        self._leave(entry)
+
+    def _leave(self, entry: Entry) -> int:
+        """Give a run's places back, keeping what they hold; returns the bytes of that."""
+        nbytes = 0
+        for row in entry.decoding.rows:
+            if row.slot is None:
+                continue
+            try:
+                if entry.run.request.use_cache and row.slot.length:
+                    nbytes += row.slot.length * self.backbone.layout.bytes_per_token
+                    self._keep(row.context, row.slot, entry.run)
+            finally:
+                row.give_back()
+        return nbytes
+
+    def _make_room(self, wanting: Entry) -> bool:
+        """After an allocation failed: promise less from now on, and let `wanting` try again later.
+
+        Returns:
+            False if it is alone, and there is nothing left to give up.
+        """
+        gave_up = len(self.kept) > 0
+        self.kept.shrink(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        others = sum(e.nbytes for e in self.scheduler.running if e is not wanting)
+        if not others and not gave_up:
+            return False
+        if others:
+            self.scheduler.cache_bytes = max(others, wanting.nbytes)
+        log.warning("out of memory; KV caches get %d bytes now", self.scheduler.cache_bytes)
+        for row in wanting.decoding.rows if wanting.decoding else ():
+            row.give_back()
+        self.scheduler.put_back(wanting)
+        return True
 
     def _advance(self, entries: list[Entry]) -> None:
         """One pass of the model over what these runs feed; then each of them decides."""
         start, decodings = time.perf_counter(), [entry.decoding for entry in entries]
-        kind = "decode" if all(decoding.prefilled for decoding in decodings) else "prefill"
+        prefilling = tuple(e.run.handle for e in entries if not e.decoding.prefilled)
         before = sum(len(decoding.steps) for decoding in decodings)
+        held = [(row.slot, row.slot.length) for d in decodings for row in d.rows]
         for decoding in decodings:
             decoding.clock.start()
         try:
-            fed = [decoding.feeds() for decoding in decodings]
+            fed = [entry.decoding.feeds(entry.allowance) for entry in entries]
             feeds = [feed for its in fed for feed in its]
             hidden = any(decoding.wants_hidden for decoding in decodings)
             outputs = iter(self.backbone.forward(feeds, hidden))
-        except Exception as error:  # whoever's fault it is, nobody has logits
-            for entry in entries:
-                self._fail(entry, error)
+        except Exception as error:
+            for slot, length in held:
+                slot.truncate(length)
+            self._without_logits(entries, error)
             return
         for decoding in decodings:
             decoding.clock.stop()
@@ -241,11 +342,23 @@ class Loop:
                 start_s=start,
                 duration_s=time.perf_counter() - start,
                 handles=tuple(entry.run.handle for entry in entries),
-                kind=kind,
+                prefilling=prefilling,
+                waiting=len(self.scheduler.waiting),
                 tokens=sum(len(feed.token_ids) for feed in feeds),
                 written=sum(len(decoding.steps) for decoding in decodings) - before,
             )
         )
+
+    def _without_logits(self, entries: list[Entry], error: Exception) -> None:
+        """A pass failed: whose fault it is shows when everyone runs alone."""
+        if _no_memory(error) and self._make_room(entries[-1]):
+            return
+        if len(entries) == 1:
+            self._fail(entries[0], error)
+            return
+        log.warning("a pass over %d runs failed; each goes on alone", len(entries))
+        for entry in entries:
+            self._advance([entry])
 
     def _decide(self, entry: Entry, outputs: list[Output]) -> None:
         """What one run makes of its logits: steps, reports, perhaps its end."""
@@ -281,9 +394,12 @@ class Loop:
         try:
             if decoding is not None:
                 text = decoding.final_text(reason)
-                nbytes = self._keep_rows(entry, reason)
+                nbytes = self._leave(entry)
         except Exception:  # whoever reads must get the end
             log.exception("the end of run %s failed", entry.run.handle)
+        finally:
+            for row in decoding.rows if decoding else ():
+                row.give_back()
         entry.run.tell(
             Finished(
                 reason=reason,
@@ -297,16 +413,15 @@ class Loop:
             )
         )
 
-    def _keep_rows(self, entry: Entry, reason: str) -> int:
-        """Keep what the run leaves; returns the bytes of keys and values that it came to."""
-        nbytes = 0
-        for row in entry.decoding.rows:
-            if row.slot is not None:
-                nbytes += row.slot.length * self.backbone.cache_bytes_per_token
-                if reason != "error":  # a fault may have left the cache half written
-                    self._keep(row.context, row.slot, entry.run)
-        return nbytes
-
     def _keep(self, context: Sequence[int], slot: Slot, run: Run) -> None:
-        self.kept.put(context, slot, run.handle)
-        self.kept.shrink(self.scheduler.spare)
+        """Keep what a slot holds, if that fits beside what is promised."""
+        nbytes = slot.length * self.backbone.layout.bytes_per_token
+        if nbytes <= self.scheduler.spare:
+            self.kept.shrink(self.scheduler.spare - nbytes)
+            self.kept.put(context, slot.park(), run.handle)
+
+
+def _no_memory(error: Exception) -> bool:
+    """Whether an allocation failed, here or on a device."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)

@@ -22,24 +22,28 @@ def scored(
     Args:
         request: its strategy says what it would have chosen, and it how many candidates to report.
     """
-    slot, steps, pieces = backbone.slot(), [], text.pieces(token_ids)
-    for start in range(0, len(token_ids) - 1, CHUNK):
-        chunk = token_ids[start : min(start + CHUNK, len(token_ids) - 1)]
-        began = time.perf_counter()
-        (output,) = backbone.forward([Feed(chunk, slot, logits=len(chunk))])
-        each = (time.perf_counter() - began) / len(chunk)
-        for index, logits in enumerate(output.logits, start):
-            steps.append(
-                step_of(
-                    request.strategy.choose(logits, token_ids[: index + 1]),
-                    text,
-                    index=index,
-                    token_id=token_ids[index + 1],
-                    piece=pieces[index + 1],
-                    num_candidates=request.num_candidates,
-                    forced=True,
-                    duration_s=each,
+    steps, pieces = [], text.pieces(token_ids)
+    slot = backbone.slots.take(len(token_ids), len(token_ids))
+    try:
+        for start in range(0, len(token_ids) - 1, CHUNK):
+            chunk = token_ids[start : min(start + CHUNK, len(token_ids) - 1)]
+            began = time.perf_counter()
+            (output,) = backbone.forward([Feed(chunk, slot, logits=len(chunk))])
+            each = (time.perf_counter() - began) / len(chunk)
+            for index, logits in enumerate(output.logits, start):
+                steps.append(
+                    step_of(
+                        request.strategy.choose(logits, token_ids[: index + 1]),
+                        text,
+                        index=index,
+                        token_id=token_ids[index + 1],
+                        piece=pieces[index + 1],
+                        num_candidates=request.num_candidates,
+                        forced=True,
+                        duration_s=each,
+                    )
                 )
-            )
-        yield
+            yield
+    finally:
+        slot.release()
     return steps

@@ -16,10 +16,12 @@ class Status:
 
     Attributes:
         running, waiting: how many runs.
-        cache_bytes: of the caches of running runs.
+        cache_bytes: of the cache that running runs share.
+        cache_budget: what that and what is kept may take together.
         kept_bytes: of those kept for runs to come.
         trace_bytes: of the recorded logits.
         tokens_per_s: new tokens of all runs together, over the last five seconds.
+        restarts: how often decoding had stopped and was started again.
     """
 
     model: str
@@ -28,25 +30,26 @@ class Status:
     running: int
     waiting: int
     cache_bytes: int
+    cache_budget: int
     kept_bytes: int
     trace_bytes: int
     tokens_per_s: float
+    restarts: int
 
     @classmethod
     def of(cls, engine: Engine) -> Status:
         """The status now; to be asked from any thread."""
         scheduler, loop = engine.loop.scheduler, engine.loop
-        decodings = [entry.decoding for entry in list(scheduler.running) if entry.decoding]
-        # Read once: the loop may take a row's slot away meanwhile.
-        slots = [slot for d in decodings for row in d.rows if (slot := row.slot) is not None]
         return cls(
             model=engine.name,
             device=str(engine.device),
             precision=engine.precision,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            cache_bytes=sum(slot.nbytes for slot in slots),
+            waiting=len(scheduler.waiting) + len(scheduler.parked),
+            cache_bytes=engine.backbone.slots.nbytes,
+            cache_budget=scheduler.cache_bytes,
             kept_bytes=loop.kept.nbytes,
             trace_bytes=engine.trace.nbytes,
             tokens_per_s=loop.timeline.rate(time.perf_counter()),
+            restarts=loop.restarts,
         )

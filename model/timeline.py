@@ -17,7 +17,8 @@ class Turn:
         start_s: when it began, on the clock of `time.perf_counter`.
         duration_s: how long it took, choice and report included.
         handles: whose runs took part.
-        kind: `"decode"`, or `"prefill"` where the prompt of one of them was still running.
+        prefilling: those of them whose prompt was still running.
+        waiting: how many runs were waiting for a place.
         tokens: how many tokens went through the model.
         written: how many tokens came out of it, as steps.
     """
@@ -25,9 +26,15 @@ class Turn:
     start_s: float
     duration_s: float
     handles: tuple[str, ...]
-    kind: str
+    prefilling: tuple[str, ...]
+    waiting: int
     tokens: int
     written: int
+
+    @property
+    def kind(self) -> str:
+        """`"decode"`, or `"prefill"` where the prompt of one of them was still running."""
+        return "prefill" if self.prefilling else "decode"
 
 
 class Timeline:

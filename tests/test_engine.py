@@ -17,7 +17,7 @@ from engine_cases import Build, asked, drained, shared
 from tiny_models import VOCAB
 
 from model import Engine, FieldError, Gone, ModelUnavailable, kv_cache
-from model.kv_cache import CHUNK, roomy
+from model.kv_cache import CHUNK, capacity
 
 # what it is asked and tells
 
@@ -34,10 +34,10 @@ def test_score_weighs_a_given_text() -> None:
 
 
 def test_settings_with_more_rows_have_less_room(build: Build) -> None:
-    engine = build(cache_bytes=roomy(100) * 256, threaded=False)
+    engine = build(cache_bytes=capacity(100) * 256, threaded=False)
     assert drained(engine.stream(asked("x", max_new_tokens=500)))[0].max_new_tokens == 99
     narrow = engine.stream(asked("x", strategy=TwoRows(), max_new_tokens=500))
-    room = kv_cache.longest(roomy(100) // 2)
+    room = kv_cache.longest(capacity(100) // 2)
     assert drained(narrow)[0].max_new_tokens == room - 1
     with pytest.raises(FieldError, match=f"at most {room - 1} tokens"):
         engine.stream(asked(None, token_ids=[5] * room, strategy=TwoRows()))
@@ -49,7 +49,7 @@ def test_settings_with_more_rows_have_less_room(build: Build) -> None:
 
 
 def test_status_and_timeline(build: Build) -> None:
-    engine = build(cache_bytes=roomy(40) * 256, threaded=False)
+    engine = build(cache_bytes=capacity(40) * 256, threaded=False)
     idle = engine.status()
     assert (idle.running, idle.waiting, idle.cache_bytes, idle.tokens_per_s) == (0, 0, 0, 0.0)
     runs = [engine.stream(asked(max_new_tokens=4)) for _ in range(2)]
@@ -222,7 +222,7 @@ def test_generate_many_ends_the_others_when_one_fails(
 
 
 def test_generate_many_gives_way_to_others_in_the_queue(build: Build) -> None:
-    engine = build(max_waiting=1, threaded=False, cache_bytes=roomy(40) * 256)
+    engine = build(max_waiting=1, threaded=False, cache_bytes=capacity(40) * 256)
     others = [engine.stream(asked(max_new_tokens=20))]
     engine.step()
     others.append(engine.stream(asked(max_new_tokens=20)))

@@ -17,12 +17,13 @@ from tiny_models import VOCAB
 
 from model import Greedy, Request, Run, Sampling, Step, decoding, kv_cache
 from model.backbone import Feed
-from model.kv_cache import CHUNK, Kept, Slot, roomy
+from model.kept import Kept
+from model.kv_cache import CHUNK, Slot, capacity
 from model.strategies import Strategy
 
 
 def test_the_cache_budget_holds_at_every_step(build: Build) -> None:
-    budget = roomy(120) * 256 * 2
+    budget = capacity(120) * 256 * 2
     engine = build(cache_bytes=budget, threaded=False)
     runs = [engine.stream(asked(f"{i} " * (5 + i), max_new_tokens=10 + 3 * i)) for i in range(12)]
     most = 0
@@ -58,7 +59,7 @@ def test_the_cache_budget_holds_whoever_needs_it(
     build: Build, peak: list[int], shared_prompts: bool
 ) -> None:
     """Several rows, copies of kept caches, questions: all together, at every moment."""
-    budget = roomy(150) * 256 * 4
+    budget = capacity(150) * 256 * 4
     engine = build(cache_bytes=budget, threaded=False, trace_bytes=0)
     runs: list[Run] = []
     for n in range(10):
@@ -78,7 +79,7 @@ def test_the_cache_budget_holds_whoever_needs_it(
 def test_a_question_waits_for_no_run_and_takes_its_own_cache_alone(
     build: Build, peak: list[int]
 ) -> None:
-    budget = roomy(150) * 256
+    budget = capacity(150) * 256
     engine = build(cache_bytes=budget, threaded=False, trace_bytes=0)
     first = engine.stream(asked(max_new_tokens=100))
     drained(first)
@@ -95,8 +96,8 @@ def test_a_question_waits_for_no_run_and_takes_its_own_cache_alone(
 @pytest.mark.parametrize("room", [0, 1, 63, 64, 65, 80, 500, 575, 576, 577, 584, 585, 10_000])
 def test_the_longest_text_of_a_buffer_is_the_longest(room: int) -> None:
     length = kv_cache.longest(room)
-    assert roomy(length) <= room or length == 0
-    assert roomy(length + 1) > room
+    assert capacity(length) <= room or length == 0
+    assert capacity(length + 1) > room
 
 
 def test_a_prompt_that_is_known_is_not_computed_again(build: Build) -> None:
@@ -134,7 +135,7 @@ def test_a_run_written_on_from_is_not_computed_again(build: Build) -> None:
 
 def test_least_recently_used_caches_go_first(build: Build) -> None:
     length = CHUNK + 1
-    engine = build(cache_bytes=roomy(length + 2) * 256 * 3, threaded=False)  # room for three
+    engine = build(cache_bytes=capacity(length + 2) * 256 * 3, threaded=False)  # room for three
 
     def reused(first: int, seed: int = 1) -> bool:
         ids = [first + i % 7 for i in range(length)]
@@ -350,7 +351,7 @@ def test_shared_caches_never_change_a_result(
     A run has exactly the numbers that it has on an engine of its own; a branch those of a run
     without any cache, up to rounding.
     """
-    budget = roomy(30) * 512 * room
+    budget = capacity(30) * 512 * room
     engine = tiny_models.engine(architecture, threaded=False, cache_bytes=budget)
     fresh = tiny_models.engine(architecture, threaded=False)
     runs: list[Run] = []

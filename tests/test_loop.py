@@ -22,7 +22,7 @@ from engine_cases import Build, asked, drained, same_numbers, shared, untimed
 from tiny_models import VOCAB
 
 from model import Busy, Engine, Greedy, Run, Sampling, Started, Step, Waiting, decoding
-from model.kv_cache import CHUNK, roomy
+from model.kv_cache import CHUNK, capacity
 
 # questions
 
@@ -124,7 +124,7 @@ def test_the_queue_is_never_longer_than_it_may_be(build: Build) -> None:
 
 
 def test_who_waits_is_told_every_place(build: Build) -> None:
-    engine = build(cache_bytes=roomy(40) * 256, threaded=False)  # room for one
+    engine = build(cache_bytes=capacity(40) * 256, threaded=False)  # room for one
     runs = [engine.stream(asked(max_new_tokens=4)) for _ in range(3)]
     events = [drained(run) for run in runs]
     assert [e.place for e in events[0] if isinstance(e, Waiting)] == []
@@ -138,7 +138,7 @@ def test_who_waits_is_told_every_place(build: Build) -> None:
 def test_somebody_comes_while_places_are_told(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = build(cache_bytes=roomy(40) * 256, threaded=False)
+    engine = build(cache_bytes=capacity(40) * 256, threaded=False)
     runs = [engine.stream(asked(max_new_tokens=4)) for _ in range(3)]
     tell = runs[1].tell
 
@@ -164,7 +164,7 @@ def test_when_a_place_is_free_is_reckoned_only_for_who_is_turned_away(
 
 
 def test_first_come_first_served(build: Build) -> None:
-    engine = build(cache_bytes=roomy(60) * 256, threaded=False)
+    engine = build(cache_bytes=capacity(60) * 256, threaded=False)
     runs = [engine.stream(asked(max_new_tokens=n)) for n in (30, 40, 1, 1)]
     order = []
     while len(order) < 4:
@@ -213,7 +213,7 @@ def test_an_idle_loop_sleeps(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_close_ends_all_runs(build: Build) -> None:
-    engine = build(cache_bytes=roomy(950) * 256)
+    engine = build(cache_bytes=capacity(950) * 256)
     running, waiting = (engine.stream(asked(max_new_tokens=900)) for _ in range(2))
     while not running.steps:
         running.wait(1, timeout=5)
@@ -281,7 +281,7 @@ def test_a_forgotten_engine_ends_its_thread() -> None:
 
 def test_many_threads_at_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
     """Runs, branches, questions, cancellations and status from eight threads."""
-    engine = build(max_waiting=200, cache_bytes=roomy(60) * 256 * 6, trace_bytes=4 * VOCAB * 50)
+    engine = build(max_waiting=200, cache_bytes=capacity(60) * 256 * 6, trace_bytes=4 * VOCAB * 50)
     wanted = shared().generate(asked()).token_ids
     reweighed = shared().stream(asked())
     drained(reweighed)

@@ -33,7 +33,7 @@ from model import (
 )
 from model import run as run_module
 from model.draw import uniform
-from model.kv_cache import CHUNK, roomy
+from model.kv_cache import CHUNK, capacity
 from model.strategies import Strategy
 
 # events
@@ -352,7 +352,7 @@ def test_cancel_before_the_first_step() -> None:
 
 
 def test_cancel_while_waiting(build: Build) -> None:
-    engine = build(cache_bytes=roomy(40) * 256, threaded=False)
+    engine = build(cache_bytes=capacity(40) * 256, threaded=False)
     first, second = (engine.stream(asked(max_new_tokens=20)) for _ in range(2))
     engine.step()
     assert engine.status().waiting == 1

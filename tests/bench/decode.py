@@ -69,10 +69,12 @@ def lanes(engine: Engine, tokens: int) -> dict[str, Callable[[], int]]:
 
     def backbone() -> int:
         """The engine's forward passes and nothing else: what the reports are compared with."""
-        slot, feed = engine.backbone.slot(), ids[0].tolist()
+        feed = ids[0].tolist()
+        slot = engine.backbone.slots.take(len(feed) + tokens, len(feed))
         for _ in range(tokens):
             (output,) = engine.backbone.forward([Feed(feed, slot)])
             feed = [int(output.logits[-1].argmax())]
+        slot.release()
         return tokens
 
     knobs = Sampling(temperature=0.8, top_k=50, top_p=0.95, repetition_penalty=1.1, seed=1)

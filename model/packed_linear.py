@@ -1,0 +1,103 @@
+"""Packed linear layers: weights laid out once for oneDNN, as inference compilers do.
+
+On x86 CPUs `torch.nn.functional.linear` reads a weight matrix in the order in which it is stored,
+which is slow for few rows, and picks another kernel for one row than for two or for many, so that a
+row's last bits depend on how many others are computed with it. With the weights laid out for
+oneDNN's matrix kernels both are gone: each row is the same in any company of at least one other.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+ROWS = 32  # what the layout is made for; it serves any number
+LEAST = 2  # one row alone may take another kernel
+TRIED = (2, 3, 5, 8, 17, 33, 64, 100)  # row counts that are compared
+
+
+class PackedLinear(torch.nn.Module):
+    """The same map as a `Linear` (or GPT-2's `Conv1D`), computed with a laid-out weight.
+
+    *Shape:* (…, in) → (…, out)
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """*Shape:* (out, in), (out,)"""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        dense = weight.detach().contiguous()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(dense, ROWS)
+        self.bias = None if bias is None else bias.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight as it was. *Shape:* (out, in)"""
+        return self.packed.to_dense()
+
+
+def pack(model: torch.nn.Module) -> bool:
+    """Replace the linear layers of a model on the CPU, where that is known to work.
+
+    Returns:
+        Whether it was done, and with it that rows don't depend on others: it was tried out.
+    """
+    found = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if type(layer) in (torch.nn.Linear, Conv1D)
+    ]
+    shapes: dict[tuple[int, ...], torch.nn.Module] = {}
+    for _, _, layer in found:
+        shapes.setdefault(tuple(layer.weight.shape), layer)
+    if not _here(model) or not all(_sound(layer) for layer in shapes.values()):
+        return False
+    made: dict[int, PackedLinear] = {}  # one for layers that share their weight
+    for parent, name, layer in found:
+        key = id(layer.weight)
+        if layer.bias is None and key in made:
+            setattr(parent, name, made[key])
+            continue
+        packed = made[key] = PackedLinear(*_matrix(layer))
+        setattr(parent, name, packed)
+    return True
+
+
+def _here(model: torch.nn.Module) -> bool:
+    tensor = next(model.parameters(), None)
+    return (
+        tensor is not None
+        and tensor.device.type == "cpu"
+        and tensor.dtype in (torch.float32, torch.bfloat16)
+        and platform.machine().lower() in ("x86_64", "amd64")
+        and torch.backends.mkldnn.is_available()
+        and (tensor.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def _matrix(layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
+    return weight, layer.bias
+
+
+@torch.inference_mode()
+def _sound(layer: torch.nn.Module) -> bool:
+    """Whether a packed layer computes what the plain one does, every row for itself."""
+    try:
+        packed = PackedLinear(*_matrix(layer))
+        states = torch.Generator().manual_seed(0)
+        size = (max(TRIED), packed.in_features)
+        x = torch.randn(size, generator=states).to(layer.weight.dtype)
+        whole = packed(x)
+        close = 1e-4 if x.dtype == torch.float32 else 2e-2
+        scale = whole.abs().max().item()
+        alike = torch.allclose(whole, layer(x), rtol=close, atol=close * scale)
+        return alike and all(torch.equal(packed(x[:n]), whole[:n]) for n in TRIED)
+    except (RuntimeError, NotImplementedError, AttributeError):  # a build without these kernels
+        return False
