@@ -9,7 +9,7 @@ import tiny_models
 import torch
 from running_app import CHROMIUM, RunningApp
 
-from model import Engine
+from model import Engine, kv_cache
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,6 +35,12 @@ def build() -> Iterator[Callable[..., Engine]]:
 @pytest.fixture
 def engine(build: Callable[..., Engine]) -> Engine:
     return build()
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts run three tokens at a time, so that short ones have several chunks."""
+    monkeypatch.setattr(kv_cache, "CHUNK", 3)
 
 
 @pytest.fixture(scope="session")

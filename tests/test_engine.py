@@ -35,7 +35,7 @@ def test_score_weighs_a_given_text() -> None:
 
 def test_settings_with_more_rows_have_less_room(build: Build) -> None:
     engine = build(cache_bytes=capacity(100) * 256, threaded=False)
-    assert drained(engine.stream(asked("x", max_new_tokens=500)))[0].max_new_tokens == 99
+    assert drained(engine.stream(asked("x", max_new_tokens=500)))[0].max_new_tokens == 127
     narrow = engine.stream(asked("x", strategy=TwoRows(), max_new_tokens=500))
     room = kv_cache.longest(capacity(100) // 2)
     assert drained(narrow)[0].max_new_tokens == room - 1
@@ -203,10 +203,12 @@ def test_generate_many_refills_when_any_of_its_runs_is_over(build: Build, thread
     long, short = asked(max_new_tokens=300), asked(max_new_tokens=2)
     results = engine.generate_many([long] + [short] * 40)
     assert [len(result.token_ids) for result in results] == [300] + [2] * 40
-    order = list(dict.fromkeys(turn.handles for turn in engine.timeline()))
-    last = max(i for i, turn in enumerate(engine.timeline()) if turn.handles == order[0])
-    assert len(order) == 41
-    assert engine.timeline()[last + 1 :] == []
+    first, *others = dict.fromkeys(h for turn in engine.timeline() for h in turn.handles)
+    assert len(others) == 40
+    assert all(first in turn.handles for turn in engine.timeline())
+    # Three at a time beside it: all were over long before it was.
+    last = max(i for i, turn in enumerate(engine.timeline()) if len(turn.handles) > 1)
+    assert last < 100
 
 
 def test_generate_many_ends_the_others_when_one_fails(

@@ -173,12 +173,20 @@ def test_first_come_first_served(build: Build) -> None:
     assert order == [0, 1, 2, 3]
 
 
-def test_runs_take_turns(build: Build) -> None:
+def test_everyone_takes_part_in_every_turn(build: Build) -> None:
     engine = build(threaded=False)
     runs = [engine.stream(asked(max_new_tokens=5)) for _ in range(3)]
-    for _ in range(6):
+    for turn in range(1, 4):
         engine.step()
-    assert [len(run.steps) for run in runs] == [2, 2, 2]
+        assert [len(run.steps) for run in runs] == [turn] * 3
+    runs.append(engine.stream(asked(max_new_tokens=5)))  # at any step
+    engine.step()
+    assert [len(run.steps) for run in runs] == [4, 4, 4, 1]
+    handles = tuple(run.handle for run in runs)
+    assert [set(turn.handles) for turn in engine.timeline()] == [set(handles[:3])] * 3 + [
+        set(handles)
+    ]
+    assert engine.timeline()[-1].prefilling == handles[3:]
 
 
 # the loop
@@ -411,21 +419,8 @@ def test_logits_that_are_no_numbers_end_the_run_with_a_message(
 # several runs in one pass
 
 
-def abreast(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a backbone that runs rows together: all whose turn it is, in one pass."""
-    scheduler = engine.loop.scheduler
-
-    def everyone(now: float) -> list[Any]:
-        return [entry for entry in scheduler.running if entry.run.due(now) == 0]
-
-    monkeypatch.setattr(scheduler, "next", everyone)
-
-
-def test_runs_that_share_a_pass_are_told_apart(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_share_a_pass_are_told_apart(build: Build) -> None:
     engine = build(threaded=False)
-    abreast(engine, monkeypatch)
     strategies = [Sampling(seed=1), TwoRows(), Greedy(), Scripted((QUIET,), wants_hidden=True)]
     requests = [asked(f"{n} cats", strategy=s) for n, s in enumerate(strategies)]
     runs = [engine.stream(request) for request in requests]
@@ -446,7 +441,6 @@ def test_a_fault_of_one_run_in_a_shared_pass_is_its_own(
     build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = build(threaded=False)
-    abreast(engine, monkeypatch)
     runs = [engine.stream(asked(strategy=s)) for s in (Greedy(), Faulty(), Greedy())]
     with caplog.at_level(logging.CRITICAL):
         assert [drained(run)[-1].reason for run in runs] == ["length", "error", "length"]
@@ -457,7 +451,6 @@ def test_a_pass_that_fails_ends_the_runs_in_it_and_no_others(
     build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = build(threaded=False)
-    abreast(engine, monkeypatch)
     runs = [engine.stream(asked()) for _ in range(3)]
     engine.step()
     runs[1].pause()

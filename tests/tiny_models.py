@@ -11,6 +11,10 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -73,6 +77,17 @@ _MAKERS: dict[str, tuple[type, type, dict[str, Any]]] = {
     ),
 }
 ARCHITECTURES = tuple(_MAKERS)
+# Attention of their own kind, so that their rows run one after the other: ALiBi, and soft caps
+# with sliding windows.
+_OTHERS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "bloom": (BloomForCausalLM, BloomConfig, {"hidden_size": WIDTH, "n_layer": 2, "n_head": 4}),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        _LLAMA | {"head_dim": 8, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
+    ),
+}
+UNPACKED = tuple(_OTHERS)
 
 
 @cache
@@ -100,7 +115,7 @@ def tokenizer(chat: bool = True) -> PreTrainedTokenizerFast:
 @cache
 def model(architecture: str = "llama", context: int = CONTEXT) -> PreTrainedModel:
     """The same weights every time. It has no end token; `ending` gives it some."""
-    made_by, config_class, sizes = _MAKERS[architecture]
+    made_by, config_class, sizes = (_MAKERS | _OTHERS)[architecture]
     config = config_class(
         **sizes,
         vocab_size=VOCAB,
@@ -110,7 +125,7 @@ def model(architecture: str = "llama", context: int = CONTEXT) -> PreTrainedMode
         eos_token_id=None,
         pad_token_id=None,
         tie_word_embeddings=False,
-        attn_implementation="sdpa",
+        attn_implementation="eager" if architecture in UNPACKED else "sdpa",
     )
     torch.manual_seed(7)
     return made_by(config).eval()

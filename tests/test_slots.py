@@ -1,0 +1,347 @@
+"""Slots of the KV cache, without a model: nobody's place is another's, and memory is bounded."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from model import decoding
+from model.kv_cache import CHUNK, GRAIN, Layout, Parked, Slot, Slots, capacity, longest
+
+# Two layers of different shapes, keys and values of different sizes.
+LAYOUT = Layout(((2, 3, 2), (1, 2, 4)), torch.float32, torch.device("cpu"))
+PER_TOKEN = (2 * 5 + 6) * 4
+
+
+def slots(tokens: int = 64 * 512, packed: bool = True) -> Slots:
+    """Of so many tokens: rows of one size share banks of up to 512."""
+    return Slots(LAYOUT, tokens * PER_TOKEN, packed)
+
+
+def write(slot: Slot, marks: list[int]) -> None:
+    """As a pass does: keys and values of new tokens, a number of its own in each."""
+    slot.reserve(slot.length + len(marks))
+    for i in range(len(LAYOUT.layers)):
+        for part, states in enumerate(slot.layer(i)):
+            new = torch.tensor(marks, dtype=torch.float32) + part / 4 + i / 2
+            states[:, slot.length : slot.length + len(marks)] = new[None, :, None]
+    slot.advance(len(marks))
+
+
+def read(rows: list[tuple[torch.Tensor, torch.Tensor]], length: int) -> list[int]:
+    """The marks again; every place of every layer must hold them."""
+    marks = rows[0][0][0, :length, 0]
+    for i, pair in enumerate(rows):
+        for part, states in enumerate(pair):
+            assert (states[:, :length] == (marks + part / 4 + i / 2)[None, :, None]).all()
+    return marks.int().tolist()
+
+
+def held(slot: Slot) -> list[int]:
+    return read([slot.layer(i) for i in range(len(LAYOUT.layers))], slot.length)
+
+
+sizes = st.one_of(st.integers(1, 3), st.integers(60, 140), st.integers(200, 700))
+
+
+class Places(RuleBasedStateMachine):
+    """Rows come, grow, fork and go. Every token that was ever written has its own number."""
+
+    @initialize(tokens=st.sampled_from([0, 64 * 100, 64 * 512, 64 * 4096]))
+    def open(self, tokens: int) -> None:
+        self.slots = slots(tokens)
+        self.wanted: dict[Slot, list[int]] = {}
+        self.parked: list[tuple[Parked, list[int]]] = []
+        self.fresh = itertools.count()
+
+    def one(self, number: int) -> Slot:
+        return list(self.wanted)[number % len(self.wanted)]
+
+    @rule(tokens=sizes, prompt=st.integers(0, 99))
+    def take(self, tokens: int, prompt: int) -> None:
+        slot = self.slots.take(tokens, prompt)
+        assert tokens <= slot.bank.capacity == capacity(tokens)
+        assert (slot.length, slot.exact, slot.prompt) == (0, 0, prompt)
+        self.wanted[slot] = []
+
+    @precondition(lambda self: self.wanted)
+    @rule(number=st.integers(0, 99), count=st.one_of(st.just(1), st.integers(1, 90)))
+    def advance(self, number: int, count: int) -> None:
+        """Also beyond what was asked for: then it moves."""
+        slot = self.one(number)
+        marks = [next(self.fresh) for _ in range(count)]
+        write(slot, marks)
+        self.wanted[slot] += marks
+
+    @precondition(lambda self: self.wanted)
+    @rule(number=st.integers(0, 99), length=st.integers(0, 200))
+    def truncate(self, number: int, length: int) -> None:
+        slot = self.one(number)
+        slot.truncate(length)
+        del self.wanted[slot][length:]
+
+    @precondition(lambda self: self.wanted)
+    @rule(number=st.integers(0, 99), length=st.none() | st.integers(0, 200))
+    def fork(self, number: int, length: int | None) -> None:
+        slot = self.one(number)
+        length = None if length is None else min(length, slot.length)
+        twin = slot.fork(length)
+        assert twin.exact == min(slot.exact, twin.length)
+        assert twin.prompt == slot.prompt
+        self.wanted[twin] = self.wanted[slot][:length]
+
+    @precondition(lambda self: self.wanted)
+    @rule(number=st.integers(0, 99))
+    def park(self, number: int) -> None:
+        slot = self.one(number)
+        copied = slot.park()
+        assert copied.nbytes == slot.length * PER_TOKEN
+        assert (copied.length, copied.prompt, copied.exact) == (
+            slot.length,
+            slot.prompt,
+            slot.exact,
+        )
+        self.parked.append((copied, list(self.wanted[slot])))
+
+    @precondition(lambda self: self.parked)
+    @rule(number=st.integers(0, 99), length=st.integers(0, 200), spare=sizes)
+    def load(self, number: int, length: int, spare: int) -> None:
+        copied, marks = self.parked[number % len(self.parked)]
+        length = min(length, copied.length)
+        slot = self.slots.take(length + spare)
+        slot.load(copied, length)
+        assert slot.exact == min(copied.exact, length)
+        self.wanted[slot] = marks[:length]
+
+    @precondition(lambda self: self.wanted)
+    @rule(number=st.integers(0, 99), scrubbed=st.booleans())
+    def release(self, number: int, scrubbed: bool) -> None:
+        slot = self.one(number)
+        if scrubbed:
+            slot.scrub()
+        slot.release()
+        del self.wanted[slot]
+
+    @invariant()
+    def rows_are_dense(self) -> None:
+        """No row is lost or shared; the ones in use come first; only a last bank has room."""
+        found = []
+        for size, banks in getattr(self, "slots", slots())._banks.items():
+            assert all(bank.full for bank in banks[:-1])
+            for bank in banks:
+                assert bank.capacity == size
+                assert 0 < len(bank.slots) <= bank.rows
+                assert all(s.bank is bank and s.row == row for row, s in enumerate(bank.slots))
+                found += bank.slots
+        assert len(found) == len(set(found))
+        assert set(found) == set(getattr(self, "wanted", ()))
+
+    @invariant()
+    def everyone_has_their_own(self) -> None:
+        for slot, marks in getattr(self, "wanted", {}).items():
+            assert slot.length == len(marks)
+            assert slot.exact <= slot.length
+            assert held(slot) == marks
+        for copied, marks in getattr(self, "parked", ()):
+            assert read(list(copied.layers), copied.length) == marks
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        if not hasattr(self, "slots"):
+            return
+        banks = [bank for banks in self.slots._banks.values() for bank in banks]
+        there = sum(states.nbytes for b in banks for layer in b.layers for states in layer)
+        asked = sum(slot.bank.capacity for slot in self.wanted) * PER_TOKEN
+        assert self.slots.nbytes == there
+        assert asked <= there <= asked + self.slots.slack
+
+    def teardown(self) -> None:
+        for slot in getattr(self, "wanted", ()):
+            slot.release()
+        if hasattr(self, "slots"):
+            assert self.slots.nbytes == 0
+            assert not any(self.slots._banks.values())
+
+
+def test_every_row_keeps_its_own_whatever_moves() -> None:
+    run_state_machine_as_test(
+        Places,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_many_short_rows_share_a_bank_and_few_long_ones_do_not() -> None:
+    small = slots()
+    for _ in range(9):
+        small.take(50)
+    assert [len(bank.slots) for bank in small._banks[64]] == [8, 1]
+    for _ in range(2):
+        small.take(500)
+    assert [bank.rows for bank in small._banks[512]] == [1, 1]
+    small.forget()
+    assert small.nbytes == 0
+
+
+@pytest.mark.parametrize("tokens", [0, 64 * 64, 64 * 128, 64 * 1024, 64 * 10**6])
+def test_slack_is_what_the_emptiest_banks_waste(tokens: int) -> None:
+    """One row in a bank of every size that has banks."""
+    wasting = slots(tokens)
+    asked = 0
+    for size in {capacity(n) for n in range(1, 1500)}:
+        wasting.take(size)
+        asked += size * PER_TOKEN
+    assert wasting.nbytes == asked + wasting.slack
+    assert wasting.slack <= max(tokens * PER_TOKEN // 4, 0)
+
+
+# sizes
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.integers(0, 10**7))
+def test_a_capacity_is_an_eighth_or_a_grain_too_large_at_most(tokens: int) -> None:
+    size = capacity(tokens)
+    assert tokens <= size
+    assert size - tokens < max(GRAIN, tokens / 8) or tokens == 0
+    assert size % GRAIN == 0
+    assert capacity(size) == size
+    assert capacity(tokens + 1) >= size
+
+
+def test_few_sizes_are_there_so_that_rows_share_banks() -> None:
+    assert len({capacity(n) for n in range(1024, 2049)}) <= 9
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.one_of(st.integers(0, 2000), st.integers(0, 10**7)))
+def test_the_longest_text_of_a_room_is_the_longest(room: int) -> None:
+    length = longest(room)
+    assert length == 0 or capacity(length) <= room
+    assert capacity(length + 1) > room
+
+
+# how a row runs what it has to
+
+
+@pytest.mark.parametrize(
+    ("packed", "allowance", "held", "unfed", "wanted", "passes"),
+    [
+        # as the model runs it: a chunk, of 3, at a time, whatever is allowed
+        (False, 99, 0, 10, 1, [(3, 0), (3, 0), (3, 0), (1, 1)]),
+        (False, 99, 0, 12, 1, [(3, 0), (3, 0), (3, 0), (1, 0), (2, 1)]),  # the prompt is of 10
+        (False, 99, 9, 1, 1, [(1, 1)]),
+        (False, 99, 10, 1, 1, [(1, 1)]),
+        (False, 99, 10, 7, 1, [(3, 0), (3, 0), (1, 1)]),
+        (False, 99, 10, 5, 5, [(5, 5)]),  # what is wanted together comes together
+        (False, 99, 10, 7, 5, [(2, 0), (5, 5)]),
+        (False, 99, 8, 4, 3, [(1, 0), (3, 3)]),
+        # packed: as many whole chunks as are allowed, and at least one
+        (True, 0, 0, 10, 1, [(3, 0), (3, 0), (3, 0), (1, 1)]),
+        (True, 5, 0, 10, 1, [(3, 0), (3, 0), (3, 0), (1, 1)]),
+        (True, 8, 0, 10, 1, [(6, 0), (4, 1)]),
+        (True, 8, 3, 7, 1, [(6, 0), (1, 1)]),
+        (True, 8, 5, 5, 1, [(4, 0), (1, 1)]),  # to the end of a chunk, wherever it begins
+        (True, 99, 0, 10, 1, [(10, 1)]),
+        (True, 99, 0, 14, 1, [(10, 0), (4, 1)]),
+        (True, 5, 10, 9, 1, [(5, 0), (4, 1)]),  # behind the prompt there are no chunks
+        (True, 99, 10, 5, 5, [(5, 5)]),
+        (True, 1, 10, 5, 5, [(5, 5)]),
+        (True, 1, 10, 7, 5, [(2, 0), (5, 5)]),
+    ],
+)
+def test_passes_over_a_prompt_and_what_is_behind_it(
+    short_chunks: None,
+    packed: bool,
+    allowance: int,
+    held: int,
+    unfed: int,
+    wanted: int,
+    passes: list[tuple[int, int]],
+) -> None:
+    slot, made = slots(packed=packed).take(40, 10), []
+    slot.length = slot.exact = held
+    tokens = array("q", range(unfed))
+    while tokens:
+        feed = decoding.next_feed(tokens, slot, wanted, allowance)
+        count = len(feed.token_ids)
+        made.append((count, feed.logits))
+        assert feed.slot is slot
+        assert feed.token_ids == tokens[:count]
+        tokens = tokens[count:]
+        slot.advance(count)
+    assert made == passes
+
+
+@pytest.mark.parametrize(
+    ("packed", "prompt", "counts", "exact"),
+    [
+        (True, 10, [3, 3, 3, 1, 1, 1], 12),
+        (True, 10, [6, 4, 3], 13),  # several chunks, and several tokens behind the prompt
+        (True, 10, [2], 0),  # half a chunk: its rows attended with fewer others
+        (True, 10, [3, 2, 1, 4], 3),  # and so did all that follows it
+        (True, 10, [13], 13),
+        (True, 2, [2, 1], 3),
+        (False, 10, [3, 3, 3, 1, 1, 1], 12),
+        (False, 10, [6, 4], 0),
+        (False, 10, [3, 3, 3, 1, 2, 1], 10),
+    ],
+)
+def test_how_much_was_run_in_the_usual_way(
+    short_chunks: None, packed: bool, prompt: int, counts: list[int], exact: int
+) -> None:
+    slot = slots(packed=packed).take(40, prompt)
+    for count in counts:
+        slot.advance(count)
+    assert (slot.length, slot.exact) == (sum(counts), exact)
+    slot.truncate(2)
+    assert (slot.length, slot.exact) == (2, min(exact, 2))
+
+
+def test_a_chunk_is_a_multiple_of_what_is_looked_at() -> None:
+    """Else a prompt's attention would depend on the room behind it."""
+    assert CHUNK % GRAIN == 0 or GRAIN % CHUNK == 0
+
+
+@pytest.mark.parametrize("act", ["take", "fork", "reserve"])
+def test_no_memory_leaves_everything_as_it_was(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = slots(0)  # a bank a row
+    slot = full.take(64)
+    write(slot, list(range(40)))
+
+    def none(*_: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Layout, "zeros", none)
+    acts: dict[str, Callable[[], object]] = {
+        "take": lambda: full.take(10),
+        "fork": slot.fork,
+        "reserve": lambda: slot.reserve(65),
+    }
+    with pytest.raises(MemoryError):
+        acts[act]()
+    assert held(slot) == list(range(40))
+    assert full.nbytes == 64 * PER_TOKEN
+    slot.release()
+    assert full.nbytes == 0
+    monkeypatch.undo()
+    assert full.take(64).row == 0
