@@ -85,9 +85,7 @@ class Engine:
         self.end_ids, self._start_id = end_ids(model, tokenizer), start_id(model, tokenizer)
         per_token = self.backbone.layout.bytes_per_token
         budget = devices.cache_budget(cache_bytes, capacity(SHORTEST) * per_token, self.device)
-        self.backbone.hold(budget)
         waiting = ranges.whole("max_waiting", max_waiting, 1, 1_000_000)
-        budget -= self.backbone.slots.slack
         scheduler = Scheduler(budget, per_token, waiting, self.backbone.pass_tokens)
         self.trace = Trace(ranges.whole("trace_bytes", trace_bytes, 0, 2**50))
         self.runs = Runs(MOST_RUNS, REPORT_BYTES)
