@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -98,7 +98,7 @@ class CompareTab:
             about["columns"] = [run and run.handle for run in runs]
             about["refused"] = refused
             yield streaming.encoded(about)
-            for news in _news(self.engine, runs):
+            for news in _news(self.engine, runs, self.audience.frame):
                 yield streaming.encoded({**about, **news})
         except Exception as error:  # a sentence reaches the reader, whatever it is
             yield streaming.encoded({**about, "error": {"text": _sentence(asked, error)}})
@@ -126,7 +126,9 @@ def _request(asked: dict[str, Any], column: dict[str, Any]) -> Request:
     return settings.request({**common, **own, "num_candidates": CANDIDATES})
 
 
-def _news(engine: Engine, runs: list[Run | None]) -> Iterator[dict[str, Any]]:
+def _news(
+    engine: Engine, runs: list[Run | None], frame: Callable[[], float]
+) -> Iterator[dict[str, Any]]:
     """What happened in the columns, message by message.
 
     A page may miss a message where several come at once. So what is true of a column from some
@@ -136,7 +138,7 @@ def _news(engine: Engine, runs: list[Run | None]) -> Iterator[dict[str, Any]]:
     place = {run.handle: i for i, run in enumerate(runs) if run}
     measures = {i: TextMeasures() for i in place.values()}
     told: dict[str, dict[int, Any]] = {"finished": {}, "waiting": {}, "measures": {}}
-    for messages in streaming.follow_together(engine, [run for run in runs if run]):
+    for messages in streaming.follow_together(engine, [run for run in runs if run], frame):
         for message in messages:
             i = place[message["run"]]
             for step in message["steps"]:

@@ -140,7 +140,7 @@ class DecodeTab:
             run = start()
             run.pace(pace)
             self.audience.watch(session, PLACE, [run])
-            for message in streaming.follow(self.engine, run):
+            for message in streaming.follow(self.engine, run, self.audience.frame):
                 yield streaming.encoded(message)
         except Exception as error:  # a sentence reaches the reader, whatever it is
             if not isinstance(error, EXPECTED):

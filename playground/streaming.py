@@ -1,7 +1,8 @@
 """From runs to the page: the newest state, at most so many times a second.
 
 The engine never waits for a page. What has come since the last message goes out in one piece, so
-that a page that is slow gets fewer and larger messages and never falls behind.
+that a page that is slow gets fewer and larger messages and never falls behind. A message costs
+nearly the same however much it holds, so a full classroom gets them less often, not later.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import orjson
 
 from model import Engine, Finished, Run, Started, Step, Waiting
 
 from . import messages
 
-FRAME = 1 / 20  # seconds between two messages
+FRAME = 1 / 20  # seconds between two messages to one page
+MOST_MESSAGES = 120  # a second, to all pages together
 PATIENCE = 2.0  # seconds without news after which the connection is tried anyway
 GLANCE = 0.25  # seconds after which news is looked for elsewhere than where it came last
 
@@ -37,6 +41,10 @@ class Audience:
         for other in before - runs:
             other.cancel()
 
+    def frame(self) -> float:
+        """Seconds between two messages to one page, by how many are watching."""
+        return max(FRAME, len(self._runs) / MOST_MESSAGES)
+
     def leave(self, session: str) -> None:
         """The page was closed."""
         with self._lock:
@@ -55,16 +63,23 @@ class Audience:
                 self._runs.pop((session, place), None)
 
 
-def follow(engine: Engine, run: Run) -> Iterator[dict[str, Any]]:
+def follow(
+    engine: Engine, run: Run, frame: Callable[[], float] = lambda: FRAME
+) -> Iterator[dict[str, Any]]:
     """The messages of a run until it ends. Closing this iterator cancels the run."""
-    for told in follow_together(engine, [run]):
+    for told in follow_together(engine, [run], frame):
         yield told[0] if told else message(engine, run, [])
 
 
-def follow_together(engine: Engine, runs: Sequence[Run]) -> Iterator[list[dict[str, Any]]]:
+def follow_together(
+    engine: Engine, runs: Sequence[Run], frame: Callable[[], float] = lambda: FRAME
+) -> Iterator[list[dict[str, Any]]]:
     """The messages of several runs, one for each that has news, until all have ended.
 
     An empty list says that there was no news for a while. Closing this iterator cancels the runs.
+
+    Args:
+        frame: seconds to let pass between two messages.
     """
     seen = dict.fromkeys(runs, 0)
     going = list(runs)
@@ -79,7 +94,7 @@ def follow_together(engine: Engine, runs: Sequence[Run]) -> Iterator[list[dict[s
             yield told
             # The first token is waited for, not slept through.
             if any(one["steps"] for one in told):
-                time.sleep(FRAME)
+                time.sleep(frame())
     finally:
         for run in runs:
             run.cancel()
@@ -122,5 +137,8 @@ def message(engine: Engine, run: Run, events: Sequence[Any]) -> dict[str, Any]:
 
 
 def encoded(message: dict[str, Any]) -> str:
-    """One message as the page's component takes it; ASCII, so that nothing in it can't be sent."""
-    return json.dumps(message, allow_nan=False, separators=(",", ":"))
+    """One message as the page's component takes it."""
+    try:
+        return orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # half a character, which only ASCII escapes can say
+        return json.dumps(message, allow_nan=False, separators=(",", ":"))
