@@ -8,6 +8,7 @@ from .request import Request
 from .run import Result, Run
 from .status import Status
 from .strategies import Greedy, Sampling
+from .text_measures import TextMeasures
 from .workload import Arrival, Workload
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Started",
     "Status",
     "Step",
+    "TextMeasures",
     "Waiting",
     "Workload",
 ]

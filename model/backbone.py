@@ -98,11 +98,7 @@ class TransformersBackbone:
         if self.alone:
             self._least = packed_linear.LEAST
         self.pass_tokens = 128 if self.model.device.type == "cpu" else 2048
-        self.slots = Slots(self.layout, 0, self.packs)
-
-    def hold(self, nbytes: int) -> None:
-        """Use so much memory for the KV cache. Only while nobody has a slot."""
-        self.slots = Slots(self.layout, nbytes, self.packs)
+        self.slots = Slots(self.layout, self.packs)
 
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed], hidden: bool = False) -> list[Output]:
@@ -193,7 +189,7 @@ class TransformersBackbone:
     def _try_packed(self, expected: list[torch.Tensor]) -> bool:
         """Whether packed passes give the same logits: prompts first, then a token each."""
         plain = self.model.config._attn_implementation
-        slots = Slots(self.layout, 0, True)
+        slots = Slots(self.layout, True)
         rows = [slots.take(len(ids), len(ids) - 1) for ids in TRIAL]
         try:
             self.model.set_attn_implementation(NAME)

@@ -73,7 +73,7 @@ class Engine:
     ) -> None:
         self.device = devices.device(device)
         self.precision = devices.precision(precision, self.device)
-        self._original = model
+        self._original: Callable[[], Any] = lambda: model
         dtype = devices.DTYPES[self.precision]
         if model.dtype != dtype or not _there(model.device, self.device):
             model = copy.deepcopy(model).to(self.device, dtype)
@@ -85,9 +85,7 @@ class Engine:
         self.end_ids, self._start_id = end_ids(model, tokenizer), start_id(model, tokenizer)
         per_token = self.backbone.layout.bytes_per_token
         budget = devices.cache_budget(cache_bytes, capacity(SHORTEST) * per_token, self.device)
-        self.backbone.hold(budget)
         waiting = ranges.whole("max_waiting", max_waiting, 1, 1_000_000)
-        budget -= self.backbone.slots.slack
         scheduler = Scheduler(budget, per_token, waiting, self.backbone.pass_tokens)
         self.trace = Trace(ranges.whole("trace_bytes", trace_bytes, 0, 2**50))
         self.runs = Runs(MOST_RUNS, REPORT_BYTES)
@@ -124,9 +122,12 @@ class Engine:
         # A wrong device is said at once, not after the weights have been read.
         on = devices.device(limits.get("device", "auto"))
         devices.precision(limits.get("precision", "auto"), on)
-        loaded = loading.load(name or catalogue().default_id, progress=progress)
+        source = name or catalogue().default_id
+        loaded = loading.load(source, progress=progress)
         engine = cls(loaded.model, loaded.tokenizer, name=loaded.info.id, **limits)
         engine.info = loaded.info
+        # The engine has weights of its own making; these would only lie in memory beside them.
+        engine._original = lambda: loading.load(source).model
         return engine
 
     def __enter__(self) -> Engine:
@@ -238,10 +239,11 @@ class Engine:
         return self.loop.timeline.turns()
 
     def reference_model(self) -> Any:
-        """The same weights as a plain transformers model in fp32."""
-        if self._original.dtype == torch.float32:
-            return self._original
-        return copy.deepcopy(self._original).float()
+        """The same weights as a plain transformers model in fp32; read anew where it was loaded."""
+        original = self._original()
+        if original.dtype == torch.float32:
+            return original
+        return copy.deepcopy(original).float()
 
     def step(self) -> bool:
         """One turn of the loop, for programs that bring their own thread; False if idle."""

@@ -13,9 +13,8 @@ import torch
 
 CHUNK = 64  # tokens of a prompt that are run together
 GRAIN = 64  # tokens: capacities are multiples of it
-MOST_ROWS = 16  # of a bank,
-BANK_TOKENS = 1024  # as long as its rows hold no more than this together
-BANK_SHARE = 64  # nor more than this part of the whole cache
+MOST_ROWS = 32  # of a bank,
+BANK_TOKENS = 4096  # as long as they hold no more than this together
 
 
 def capacity(tokens: int) -> int:
@@ -80,8 +79,15 @@ class Bank:
         self.slots: list[Slot] = []
 
     @property
-    def full(self) -> bool:
-        return len(self.slots) == self.rows
+    def unused(self) -> int:
+        """Rows that nobody has."""
+        return self.rows - len(self.slots)
+
+    def tighten(self) -> None:
+        """Give back the memory of rows that nobody has."""
+        self.rows = len(self.slots)
+        for i, layer in enumerate(self.layers):  # one after the other, for the memory's sake
+            self.layers[i] = tuple(states[: self.rows].clone() for states in layer)
 
 
 @dataclass(frozen=True)
@@ -207,25 +213,18 @@ class Slots:
 
     Args:
         layout: what a token needs.
-        nbytes: what the whole cache may take; `slack` of that isn't to be promised to anybody.
         packed: whether passes run rows of any number of tokens as if one by one (`model.packed`).
 
     Attributes:
-        nbytes: of all banks, as allocated.
+        used: bytes of all slots.
+        unused: bytes of the other rows of their banks.
+        spare: bytes that such rows may take.
     """
 
-    def __init__(self, layout: Layout, nbytes: int, packed: bool) -> None:
+    def __init__(self, layout: Layout, packed: bool) -> None:
         self.layout, self.packed = layout, packed
-        self._share = nbytes // layout.bytes_per_token // BANK_SHARE
         self._banks: dict[int, list[Bank]] = {}
-        self.nbytes = 0
-
-    @property
-    def slack(self) -> int:
-        """Bytes that rows of banks which nobody uses can come to take, at most."""
-        sizes = range(GRAIN, BANK_TOKENS, GRAIN)
-        spare = sum((self._rows(size) - 1) * size for size in sizes if size == capacity(size))
-        return spare * self.layout.bytes_per_token
+        self.used = self.unused = self.spare = 0
 
     def take(self, tokens: int, prompt: int = 0) -> Slot:
         """An empty slot with room for so many tokens.
@@ -235,12 +234,12 @@ class Slots:
         """
         size = capacity(tokens)
         banks = self._banks.setdefault(size, [])
-        if not banks or banks[-1].full:
+        if not banks or not banks[-1].unused:
             banks.append(Bank(self.layout, size, self._rows(size)))
-            self._count()
         bank = banks[-1]
         slot = Slot(self, bank, len(bank.slots), prompt)
         bank.slots.append(slot)
+        self._count()
         return slot
 
     def release(self, slot: Slot) -> None:
@@ -253,19 +252,30 @@ class Slots:
             last.bank.slots[last.row] = last
         if not banks[-1].slots:
             banks.pop()
+        self._count()
+
+    def tighten(self, nbytes: int) -> None:
+        """Have rows that nobody uses take so many bytes at most."""
+        for bank in [bank for banks in self._banks.values() for bank in banks if bank.unused]:
+            if self.unused <= nbytes:
+                break
+            bank.tighten()
             self._count()
 
     def forget(self) -> None:
         """Give up everything; slots that are out are void."""
         self._banks = {}
-        self.nbytes = 0
+        self._count()
 
     def _rows(self, size: int) -> int:
-        return max(1, min(MOST_ROWS, BANK_TOKENS // size, self._share // size))
+        more = (self.spare - self.unused) // (size * self.layout.bytes_per_token)
+        return max(1, min(MOST_ROWS, BANK_TOKENS // size, 1 + more))
 
     def _count(self) -> None:
-        tokens = sum(b.capacity * b.rows for banks in self._banks.values() for b in banks)
-        self.nbytes = tokens * self.layout.bytes_per_token
+        banks = [bank for banks in self._banks.values() for bank in banks]
+        each = self.layout.bytes_per_token
+        self.used = sum(bank.capacity * len(bank.slots) for bank in banks) * each
+        self.unused = sum(bank.capacity * bank.unused for bank in banks) * each
 
 
 def _copy(source: Slot, target: Slot, length: int) -> None:

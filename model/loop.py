@@ -208,10 +208,21 @@ class Loop:
 
     def _answer(self) -> bool:
         self.scheduler.aside = self._questions.nbytes
-        self.kept.shrink(self.scheduler.spare)
+        self._hold()
         busy = self._questions.turn()
         self.scheduler.aside = self._questions.nbytes
         return busy
+
+    def _hold(self, more: int = 0) -> None:
+        """Keep the promise of the cache's size: first what is kept gives way, then empty rows.
+
+        Args:
+            more: bytes that are about to be kept in addition.
+        """
+        spare, slots = self.scheduler.spare - more, self.backbone.slots
+        self.kept.shrink(max(0, spare - slots.unused))
+        slots.tighten(max(0, spare - self.kept.nbytes))
+        slots.spare = max(0, spare - self.kept.nbytes)
 
     def _admit(self, now: float) -> None:
         self.scheduler.unpark(now)
@@ -269,7 +280,7 @@ class Loop:
         prompt, found = len(run.prompt_ids), None
         if run.request.use_cache:
             found = self.kept.take(context, prompt, (run.handle, run.parent))
-        self.kept.shrink(self.scheduler.spare)
+        self._hold()
         slot = self.backbone.slots.take(tokens, prompt)
         if found is not None:
             slot.load(*found)
@@ -417,7 +428,7 @@ class Loop:
         """Keep what a slot holds, if that fits beside what is promised."""
         nbytes = slot.length * self.backbone.layout.bytes_per_token
         if nbytes <= self.scheduler.spare:
-            self.kept.shrink(self.scheduler.spare - nbytes)
+            self._hold(nbytes)
             self.kept.put(context, slot.park(), run.handle)
 
 

@@ -46,7 +46,7 @@ class Status:
             precision=engine.precision,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.parked),
-            cache_bytes=engine.backbone.slots.nbytes,
+            cache_bytes=engine.backbone.slots.used,
             cache_budget=scheduler.cache_bytes,
             kept_bytes=loop.kept.nbytes,
             trace_bytes=engine.trace.nbytes,

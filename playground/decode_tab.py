@@ -18,6 +18,7 @@ from .streaming import Audience
 
 log = logging.getLogger(__name__)
 EXPECTED = (FieldError, Busy, Gone)
+PLACE = "decode"  # what this tab is called among the places of a page that watch runs
 
 
 class DecodeTab:
@@ -28,13 +29,18 @@ class DecodeTab:
         i18n: the page's words as gradio resolves them by the browser's language.
         labelled: collects what a language switch has to relabel.
         language: the component that holds the reader's language.
+        audience: knows which page watches which runs.
     """
 
     def __init__(
-        self, engine: Engine, i18n: gr.I18n, labelled: Labelled, language: gr.components.Component
+        self,
+        engine: Engine,
+        i18n: gr.I18n,
+        labelled: Labelled,
+        language: gr.components.Component,
+        audience: Audience,
     ) -> None:
-        self.engine, self.language = engine, language
-        self.audience = Audience()
+        self.engine, self.language, self.audience = engine, language, audience
         with gr.Row(elem_id="decode"):
             self.controls = Controls(engine, i18n, labelled)
             with gr.Column(elem_id="view", min_width=280):
@@ -133,8 +139,8 @@ class DecodeTab:
             pace = _tokens_per_s(given.get("pace"))
             run = start()
             run.pace(pace)
-            self.audience.watch(session, run)
-            for message in streaming.follow(self.engine, run):
+            self.audience.watch(session, PLACE, [run])
+            for message in streaming.follow(self.engine, run, self.audience.frame):
                 yield streaming.encoded(message)
         except Exception as error:  # a sentence reaches the reader, whatever it is
             if not isinstance(error, EXPECTED):
@@ -143,7 +149,7 @@ class DecodeTab:
         finally:
             if run is not None:
                 run.cancel()
-                self.audience.done(session, run)
+                self.audience.done(session, PLACE, [run])
 
     def _set_knobs(self, event: gr.EventData) -> list[Any]:
         """The knobs back to what the scripts name: the settings of the run."""

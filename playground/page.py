@@ -12,10 +12,13 @@ import gradio as gr
 from model import Engine
 
 from . import api, assets, theme, words
+from .compare_tab import CompareTab
 from .controls import Labelled, examples, radio
 from .decode_tab import DecodeTab
+from .streaming import Audience
 
 _STATIC = Path(__file__).parent / "static"
+TABS = ("decode", "compare")
 THREADS = 200  # every page that watches a run holds one while it waits for news
 
 
@@ -27,21 +30,21 @@ def page(engine: Engine, language: str | None = None) -> tuple[gr.Blocks, dict[s
         language: "en" or "tr" for everyone; None follows each reader's browser.
     """
     i18n = gr.I18n(**{lang: words.flat(lang) for lang in words.LANGUAGES})
-    labelled = Labelled()
+    labelled, audience = Labelled(), Audience()
     with gr.Blocks(
         title=words.say(language or words.FALLBACK, "page.title"),
         analytics_enabled=False,
         fill_width=True,
     ) as blocks:
         chosen = _heading(engine, labelled, language)
-        with (
-            gr.Tabs(elem_id="tabs"),
-            labelled.add(gr.Tab(i18n("page.decode"), id="decode"), label="page.decode"),
-        ):
-            tab = DecodeTab(engine, i18n, labelled, chosen)
+        with gr.Tabs(elem_id="tabs"):
+            with labelled.add(gr.Tab(i18n("page.decode"), id="decode"), label="page.decode"):
+                tab = DecodeTab(engine, i18n, labelled, chosen, audience)
+            with labelled.add(gr.Tab(i18n("page.compare"), id="compare"), label="page.compare"):
+                CompareTab(engine, audience)
         api.endpoints(engine)
         _speak(blocks, engine, labelled, chosen, tab.controls.inputs["prompt"], language)
-        blocks.unload(_leaver(tab))
+        blocks.unload(_leaver(audience))
     launch = {
         "theme": theme.theme(),
         "css_paths": [_STATIC / "page.css"],
@@ -85,8 +88,12 @@ def _heading(engine: Engine, labelled: Labelled, language: str | None) -> gr.Rad
 
 
 def _title(lang: str) -> str:
-    heading, title = words.say(lang, "page.question"), words.say(lang, "page.title")
-    return f"<h1>{html.escape(heading)}</h1><p>{html.escape(title)}</p>"
+    """The question of every tab; the style sheet shows that of the open one."""
+    questions = "".join(
+        f'<span class="of-{tab}">{html.escape(words.say(lang, f"page.{tab}_question"))}</span>'
+        for tab in TABS
+    )
+    return f"<h1>{questions}</h1><p>{html.escape(words.say(lang, 'page.title'))}</p>"
 
 
 def _model(engine: Engine, lang: str) -> str:
@@ -145,8 +152,8 @@ def _head() -> str:
     return f"<meta name='referrer' content='same-origin'><script>{script}</script>"
 
 
-def _leaver(tab: DecodeTab) -> Callable[[gr.Request], None]:
+def _leaver(audience: Audience) -> Callable[[gr.Request], None]:
     def left(request: gr.Request) -> None:
-        tab.audience.leave(request.session_hash or "")
+        audience.leave(request.session_hash or "")
 
     return left

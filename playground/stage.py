@@ -35,14 +35,18 @@ def stage(engine: Engine, knobs: list[str], paces: list[float | None]) -> gr.HTM
         paces=paces,
         html_template='<div class="stage-place"></div>',
         js_on_load=LOADER,
-        server_functions=_answers(engine),
+        server_functions=answers(engine),
         elem_id="stage",
         apply_default_css=False,
     )
 
 
-def _answers(engine: Engine) -> list[Callable[[Any], dict[str, Any]]]:
-    """What the scripts may ask, each answered with plain data or {"error": {"text": …}}."""
+def answers(engine: Engine, *names: str) -> list[Callable[[Any], dict[str, Any]]]:
+    """What the scripts may ask, each answered with plain data or {"error": {"text": …}}.
+
+    Args:
+        names: which of them; all where none is named.
+    """
 
     def answered(name: str, answer: Callable[[dict[str, Any]], dict[str, Any]]):
         def ask(payload: Any) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def _answers(engine: Engine) -> list[Callable[[Any], dict[str, Any]]]:
         return {}
 
     asks = (look, redraw, steps, stop, pause, pace)
-    return [answered(ask.__name__, ask) for ask in asks]
+    return [answered(ask.__name__, ask) for ask in asks if not names or ask.__name__ in names]
 
 
 def _run(engine: Engine, asked: dict[str, Any]):

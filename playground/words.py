@@ -76,11 +76,15 @@ def field_name(in_language: str, field: str) -> str:
     return flat(language(in_language)).get(f"fields.{field}", field)
 
 
-def complaint(in_language: str, error: Exception) -> str:
+def complaint(in_language: str, error: Exception, button: str = "controls.generate") -> str:
     """What is wrong and what to do next, in the reader's language.
 
     Errors that no one foresaw are told apart by their kind alone: their text may name paths.
+
+    Args:
+        button: key of the name of the button that starts afresh.
     """
+    button = say(in_language, button)
     match error:
         case FieldError():
             field = field_name(in_language, error.field)
@@ -92,11 +96,12 @@ def complaint(in_language: str, error: Exception) -> str:
         case Busy():
             return say(in_language, "errors.busy", seconds=max(1, round(error.seconds)))
         case Gone():
-            return say(in_language, "errors.gone")
+            return say(in_language, "errors.gone", button=button)
         case ModelUnavailable():
             return say(in_language, "errors.model", model=error.model)
         case _:
-            return say(in_language, "errors.unforeseen", kind=type(error).__name__)
+            kind = type(error).__name__
+            return say(in_language, "errors.unforeseen", kind=kind, button=button)
 
 
 def _short(text: str, longest: int = 40) -> str:

@@ -42,7 +42,11 @@ function write(node, { text, label, special }) {
   if (!body.textContent) body.remove();
 }
 
-export function chips({ t, n, tip, select }) {
+/**
+ * @param {object} options t, n, tip, select(index); empty: key of the invitation;
+ *     prompted: whether the prompt stands before the new tokens
+ */
+export function chips({ t, n, tip, select, empty = "text.empty", prompted = true }) {
   const prefix = `stage-${(serial += 1)}-`;
   const prompt = h("span.prompt", { role: "group", "aria-label": t("text.prompt") });
   const list = h("span.new", {
@@ -50,7 +54,7 @@ export function chips({ t, n, tip, select }) {
     "aria-label": t("text.new"),
     "aria-orientation": "horizontal",
   });
-  const invitation = h("p.invitation", {}, t("text.empty"));
+  const invitation = h("p.invitation", {}, t(empty));
   const flow = h("div.flow", {}, invitation, prompt, list);
   const drawn = { run: null, version: 0, length: 0, look: "", selected: null, prompt: null };
   let steps = [];
@@ -118,7 +122,11 @@ export function chips({ t, n, tip, select }) {
     }
     drawn.selected = index;
     const node = index == null ? null : chipAt(index);
-    if (!node) return;
+    if (!node) {
+      if (follow) flow.scrollTop = flow.scrollHeight;
+      if (list.firstChild) list.firstChild.tabIndex = 0;
+      return;
+    }
     node.setAttribute("aria-selected", "true");
     node.tabIndex = 0;
     if (follow) flow.scrollTop = flow.scrollHeight;
@@ -131,11 +139,27 @@ export function chips({ t, n, tip, select }) {
     if (inner.bottom > outer.bottom) flow.scrollTop += inner.bottom - outer.bottom + 8;
   }
 
+  /** Signs at some tokens: what is said there, by index. */
+  function sign(marks) {
+    for (const node of list.querySelectorAll(".signed")) {
+      if (marks?.has(Number(node.dataset.index))) continue;
+      node.classList.remove("signed");
+      node.removeAttribute("aria-description");
+    }
+    for (const [index, { text, meaning }] of marks ?? []) {
+      const node = chipAt(index);
+      if (!node) continue;
+      node.classList.add("signed");
+      node.setAttribute("aria-description", meaning);
+      node.querySelector(".body").dataset.sign = text;
+    }
+  }
+
   /** Draws what is new; everything afresh only where an earlier token changed. */
-  function draw({ run, selected, following, colourBy, theme: wanted }) {
+  function draw({ run, selected, following, colourBy, theme: wanted, marks }) {
     invitation.hidden = Boolean(run);
     steps = run?.steps ?? [];
-    const tokens = run?.started?.prompt ?? [];
+    const tokens = (prompted && run?.started?.prompt) || [];
     if (drawn.prompt !== tokens) drawPrompt(tokens);
     if (drawn.run !== run || drawn.version !== (run?.version ?? 0)) {
       list.replaceChildren();
@@ -155,6 +179,7 @@ export function chips({ t, n, tip, select }) {
       flow.dir = direction([...tokens, ...steps].map((token) => token.text));
     }
     if (drawn.selected !== selected || (grown && following)) mark(selected, following);
+    sign(marks);
   }
 
   function numbersOf(step) {

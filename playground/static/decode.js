@@ -1,6 +1,7 @@
 // Ties the stage to gradio: messages come in, questions and events go out, knobs are watched.
 import { numbers } from "./format.js";
 import { effects } from "./effects.js";
+import { alive, plotly } from "./server.js";
 import { mount } from "./stage.js";
 import { words } from "./words.js";
 
@@ -11,7 +12,7 @@ export async function connect({ element, props, watch, trigger, server, files })
   const place = element.querySelector(".stage-place");
   const [dictionaries] = await Promise.all([
     fetch(`${files}words.json`).then((answer) => answer.json()),
-    script(`${files}plotly.js`),
+    plotly(files),
   ]);
   let language = window.playgroundChosen ?? "en";
   const ask = (name) => async (query) => {
@@ -79,17 +80,12 @@ export async function connect({ element, props, watch, trigger, server, files })
 
   // Gradio holds its own events back while the server is away, so the page looks for itself.
   let news = Date.now();
-  const alive = () =>
-    fetch(`${files}words.json`, { method: "HEAD", cache: "no-store" }).then(
-      (answer) => answer.ok,
-      () => false,
-    );
   const lost = () => ({ text: words(dictionaries, language)("state.lost") });
 
   async function look() {
     if (!running || paused || Date.now() - news < QUIET_MS) return;
     news = Date.now();
-    if (await alive()) return;
+    if (await alive(files)) return;
     stage.receive(current ? { run: current, steps: [], error: lost() } : { error: lost() });
     mark(false);
   }
@@ -97,7 +93,7 @@ export async function connect({ element, props, watch, trigger, server, files })
 
   async function pressed() {
     await new Promise((resolve) => setTimeout(resolve, QUIET_MS / 4));
-    if (!running && !(await alive())) stage.receive({ error: lost() });
+    if (!running && !(await alive(files))) stage.receive({ error: lost() });
   }
   document.getElementById("generate")?.addEventListener("click", pressed);
 
@@ -209,12 +205,4 @@ export async function connect({ element, props, watch, trigger, server, files })
   };
   watch("value", newest);
   newest();
-}
-
-function script(source) {
-  if (window.Plotly) return Promise.resolve();
-  return new Promise((resolve, reject) => {
-    const tag = Object.assign(document.createElement("script"), { src: source, onload: resolve, onerror: reject });
-    document.head.append(tag);
-  });
 }

@@ -12,10 +12,21 @@ const side = (width) => (width < 240 ? 10 : 20);
 
 const TICKS = { linear: [0, 0.25, 0.5, 0.75, 1], log: [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1] };
 
+/** What the bars' colours and signs mean. */
+export function key({ t }) {
+  const entry = (name) =>
+    h("span.entry", {}, h(`i.${name}`, { "aria-hidden": "true" }), t(`key.${name}`));
+  return h("div.key", {}, ...["final", "raw", "cut", "written"].map(entry));
+}
+
+/**
+ * @param {object} options t, n, tip; force(index, token): what a click on a bar does, or nothing:
+ *     then the bars are there to be read
+ */
 export function distribution({ t, n, tip, force }) {
   const plot = h("div.plot", { "aria-hidden": "true" });
   const rows = h("div.bar-rows", { role: "group" });
-  const element = h("div.bars", {}, plot, rows);
+  const element = h(force ? "div.bars" : "div.bars.read", {}, plot, rows);
   const drawing = picture(plot);
   const changed = changes();
   const buttons = [];
@@ -40,7 +51,7 @@ export function distribution({ t, n, tip, force }) {
     };
     node.addEventListener(
       "click",
-      () => shown.rows[i] && force(shown.step.index, shown.rows[i].id),
+      () => shown.rows[i] && force?.(shown.step.index, shown.rows[i].id),
     );
     node.addEventListener("pointerenter", explain);
     node.addEventListener("pointerleave", tip.hide);
@@ -107,7 +118,7 @@ export function distribution({ t, n, tip, force }) {
       final: n.probability(row.final),
       raw: n.probability(row.raw),
     };
-    const name = [t("bars.row", values)];
+    const name = [t(force ? "bars.row" : "bars.row_read", values)];
     if (row.cut) name.push(amount);
     if (row.written) name.push(t("bars.written"));
     if (shown.tally) name.push(`${t("word.drawn")}: ${hits}`);

@@ -45,6 +45,8 @@ export function numbers(language, t) {
     share: percentWhole,
     unit: threeDigits,
     nats: twoDigits,
+    // A true minus, as wide as a plus; never a minus before a zero.
+    signed: (value) => twoDigits(Math.abs(value) < 0.005 ? 0 : value).replace("-", "−"),
     speed: oneDigit,
     tick: upToOne,
     tickUnit: make({ maximumFractionDigits: 2 }),

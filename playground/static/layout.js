@@ -2,7 +2,7 @@
 import { chips, legend } from "./chips.js";
 import { MEASURES } from "./colour.js";
 import { course } from "./course.js";
-import { distribution } from "./distribution.js";
+import { distribution, key } from "./distribution.js";
 import { h, middle, remembered, reveal, say } from "./dom.js";
 import { facts, kept, stateLine } from "./facts.js";
 import { heatmap } from "./heatmap.js";
@@ -88,7 +88,7 @@ export function layout(root, { t, n, actions }) {
       { "aria-label": t("hero.name") },
       h("header", {}, title, badges[0]),
       h("div.swap", {}, caption, change),
-      key(),
+      key(tools),
       h(
         "div.halves",
         {},
@@ -113,12 +113,6 @@ export function layout(root, { t, n, actions }) {
     deeper,
     quiet.element,
   );
-
-  function key() {
-    const entry = (name) =>
-      h("span.entry", {}, h(`i.${name}`, { "aria-hidden": "true" }), t(`key.${name}`));
-    return h("div.key", {}, ...["final", "raw", "cut", "written"].map(entry));
-  }
 
   /** The texts that branches were cut from: a click brings one back. */
   function earlier() {

@@ -19,9 +19,9 @@ export function palette(root) {
   };
 }
 
-/** The style sheet lies beside this module; calls `ready` once it is loaded (or can't be). */
-export function linkStyles(ready) {
-  const href = new URL("./stage.css", import.meta.url).href;
+/** A style sheet beside this module; calls `ready` once it is loaded (or can't be). */
+export function linkStyles(ready, name = "./stage.css") {
+  const href = new URL(name, import.meta.url).href;
   if ([...document.styleSheets].some((sheet) => sheet.href === href)) {
     ready();
     return;
