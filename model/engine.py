@@ -73,7 +73,8 @@ class Engine:
     ) -> None:
         self.device = devices.device(device)
         self.precision = devices.precision(precision, self.device)
-        self._original: Callable[[], Any] = lambda: model
+        original = model
+        self._original: Callable[[], Any] = lambda: original
         dtype = devices.DTYPES[self.precision]
         if model.dtype != dtype or not _there(model.device, self.device):
             model = copy.deepcopy(model).to(self.device, dtype)

@@ -252,6 +252,7 @@ class Slots:
             last.bank.slots[last.row] = last
         if not banks[-1].slots:
             banks.pop()
+        slot.bank = None  # whoever still knows the slot keeps no memory with it
         self._count()
 
     def tighten(self, nbytes: int) -> None:

@@ -55,5 +55,6 @@ def shared() -> Engine:
 
 
 def held(engine: Engine) -> int:
+    """Bytes of all KV caches, rows that nobody has included."""
     status = engine.status()
-    return status.cache_bytes + status.kept_bytes
+    return status.cache_bytes + status.kept_bytes + engine.backbone.slots.unused

@@ -40,27 +40,31 @@ class Peak:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch, self.nbytes = monkeypatch, 0
-        self._alive: list[tuple[weakref.ref, int]] = []
+        self._alive: list[weakref.ref] = []
 
     def watch(self) -> None:
         made, park = Bank.__init__, Slot.park
 
         def bank(new: Bank, *args: Any) -> None:
             made(new, *args)
-            self._seen(new, sum(states.nbytes for layer in new.layers for states in layer))
+            self._seen(new)
 
         def parked(slot: Slot) -> Parked:
             copied = park(slot)
-            self._seen(copied, copied.nbytes)
+            self._seen(copied)
             return copied
 
         self.monkeypatch.setattr(Bank, "__init__", bank)
         self.monkeypatch.setattr(Slot, "park", parked)
 
-    def _seen(self, thing: Any, nbytes: int) -> None:
-        self._alive = [(there, size) for there, size in self._alive if there() is not None]
-        self._alive.append((weakref.ref(thing), nbytes))
-        self.nbytes = max(self.nbytes, sum(size for _, size in self._alive))
+    def _seen(self, new: Bank | Parked) -> None:
+        self._alive = [there for there in self._alive if there() is not None]
+        self._alive.append(weakref.ref(new))
+        self.nbytes = max(self.nbytes, sum(_bytes(there()) for there in self._alive))
+
+
+def _bytes(holder: Bank | Parked | None) -> int:
+    return sum(k.nbytes + v.nbytes for k, v in holder.layers) if holder is not None else 0
 
 
 @pytest.fixture
