@@ -134,7 +134,9 @@ class Decoding:
             allowance: about how many tokens of it the pass may take.
         """
         each = allowance // len(self.rows)
-        return [next_feed(row.unfed, row.slot, 1 + len(row.proposed), each) for row in self.rows]
+        feeds = [next_feed(row.unfed, row.slot, 1 + len(row.proposed), each) for row in self.rows]
+        behind = [feed for feed in feeds if not feed.logits]
+        return behind or feeds  # the decision needs the logits of all rows at once
 
     def decide(self, outputs: Tokens[Output]) -> Decision | None:
         """The strategy's decision, or None while the prompt is still running.
@@ -171,11 +173,17 @@ class Decoding:
         for place, row in enumerate(self.rows):
             if place not in parents:
                 row.give_back()  # before others are copied, so that there are never more
-        rows = []
-        for i, continuation in enumerate(decision.continuations):
-            # The last child takes its parent's slot over; the ones before it copy.
-            shared = continuation.parent in parents[i + 1 :]
-            rows.append(self.rows[continuation.parent].go_on(continuation, shared))
+        rows: list[Row] = []
+        try:
+            for i, continuation in enumerate(decision.continuations):
+                # The last child takes its parent's slot over; the ones before it copy.
+                shared = continuation.parent in parents[i + 1 :]
+                rows.append(self.rows[continuation.parent].go_on(continuation, shared))
+        except BaseException:  # no memory for a copy
+            for row in rows:
+                if all(row.slot is not parent.slot for parent in self.rows):
+                    row.give_back()
+            raise
         self.rows = rows
         if not self.request.use_cache:  # that is what it is like without one
             for row in rows:

@@ -71,12 +71,14 @@ class Bank:
     Attributes:
         layers: keys and values of each layer. *Shape:* (rows, heads, capacity, size)
         slots: who has which row; the first rows are the ones in use.
+        written: how many tokens of each row may be other than zeros.
     """
 
     def __init__(self, layout: Layout, capacity: int, rows: int) -> None:
         self.capacity, self.rows = capacity, rows
         self.layers = layout.zeros(rows, capacity)
         self.slots: list[Slot] = []
+        self.written = [0] * rows
 
     @property
     def unused(self) -> int:
@@ -86,8 +88,15 @@ class Bank:
     def tighten(self) -> None:
         """Give back the memory of rows that nobody has."""
         self.rows = len(self.slots)
+        del self.written[self.rows :]
         for i, layer in enumerate(self.layers):  # one after the other, for the memory's sake
             self.layers[i] = tuple(states[: self.rows].clone() for states in layer)
+
+    def clear(self, row: int) -> None:
+        """Zeros again: what somebody left may not be finite, and is read though it is masked."""
+        for states in (states for layer in self.layers for states in layer):
+            states[row, :, : self.written[row]] = 0
+        self.written[row] = 0
 
 
 @dataclass(frozen=True)
@@ -164,9 +173,16 @@ class Slot:
         self.exact = min(self.exact, length)
 
     def reserve(self, tokens: int) -> None:
-        """Move to a larger slot where this one can't hold so many tokens."""
-        if tokens <= self.bank.capacity:
-            return
+        """So many tokens are about to be there: move to a larger slot where this can't hold them.
+
+        Raises:
+            RuntimeError, MemoryError: the machine has no memory for it.
+        """
+        if tokens > self.bank.capacity:
+            self._move(tokens)
+        self._mark(tokens)
+
+    def _move(self, tokens: int) -> None:
         larger = self.slots.take(tokens, self.prompt)
         _copy(self, larger, self.length)
         old = self.bank, self.row
@@ -175,6 +191,10 @@ class Slot:
         larger.bank, larger.row = old
         larger.bank.slots[larger.row] = larger
         larger.release()
+
+    def _mark(self, tokens: int) -> None:
+        """Its first `tokens` places may be written to."""
+        self.bank.written[self.row] = max(self.bank.written[self.row], tokens)
 
     def fork(self, length: int | None = None) -> Slot:
         """Another slot with the first `length` (all) tokens of this one."""
@@ -192,16 +212,11 @@ class Slot:
 
     def load(self, parked: Parked, length: int) -> None:
         """Take over the first `length` tokens of what was parked."""
+        self._mark(length)
         for i, held in enumerate(parked.layers):
             for mine, theirs in zip(self.layer(i), held, strict=True):
                 mine[:, :length] = theirs[:, :length]
         self.length, self.exact = length, min(parked.exact, length)
-
-    def scrub(self) -> None:
-        """Overwrite what it holds, which may not be finite: whoever comes next reads around it."""
-        for i in range(len(self.bank.layers)):
-            for states in self.layer(i):
-                states.zero_()
 
     def release(self) -> None:
         """Give the place back."""
@@ -238,6 +253,7 @@ class Slots:
             banks.append(Bank(self.layout, size, self._rows(size)))
         bank = banks[-1]
         slot = Slot(self, bank, len(bank.slots), prompt)
+        bank.clear(slot.row)
         bank.slots.append(slot)
         self._count()
         return slot
@@ -247,6 +263,7 @@ class Slots:
         banks = self._banks[slot.bank.capacity]
         last = banks[-1].slots.pop()
         if last is not slot:
+            slot.bank.clear(slot.row)
             _copy(last, slot, last.length)
             last.bank, last.row = slot.bank, slot.row
             last.bank.slots[last.row] = last
@@ -280,6 +297,7 @@ class Slots:
 
 
 def _copy(source: Slot, target: Slot, length: int) -> None:
+    target._mark(length)
     for i in range(len(source.bank.layers)):
         for theirs, mine in zip(source.layer(i), target.layer(i), strict=True):
             mine[:, :length] = theirs[:, :length]

@@ -183,7 +183,7 @@ class Loop:
                 except Exception as error:  # whatever happens in a turn, the next one comes
                     log.exception("a turn of the loop failed")
                     self._failures += 1
-                    if self._failures == PATIENCE:
+                    if self._failures >= PATIENCE:
                         self._give_up(error)
                     time.sleep(BREATH)  # not at once: it may fail in the same way
                 if pause:
@@ -239,20 +239,22 @@ class Loop:
                 entry.run.tell(Waiting(place))
 
     def _guarded(self, entry: Entry, act: Callable[..., None], *rest: Any) -> None:
-        """A fault in one run ends that run alone."""
+        """A fault in one run ends that run alone.
+
+        One that finds no memory to begin with tries again later. What was half decided can't be
+        decided again: the strategy has gone on already.
+        """
         try:
             act(entry, *rest)
         except Exception as error:
-            if _no_memory(error) and self._make_room(entry):
+            if act == self._begin and _no_memory(error) and self._make_room(entry):
                 return
             self._fail(entry, error)
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         log.error("run %s failed", entry.run.handle, exc_info=error)
         for row in entry.decoding.rows if entry.decoding else ():
-            if row.slot is not None:
-                row.slot.scrub()  # what it computed may be no numbers
-                row.give_back()
+            row.give_back()  # not to be kept
         self._finish(entry, "error", f"{type(error).__name__}: {error}")
 
     def _begin(self, entry: Entry) -> None:
@@ -301,6 +303,8 @@ class Loop:
                 if entry.run.request.use_cache and row.slot.length:
                     nbytes += row.slot.length * self.backbone.layout.bytes_per_token
                     self._keep(row.context, row.slot, entry.run)
+            except Exception:  # it is only for later
+                log.exception("nothing is kept of run %s", entry.run.handle)
             finally:
                 row.give_back()
         return nbytes

@@ -138,8 +138,8 @@ class Scheduler:
         self.waiting.appendleft(entry)
 
     def unpark(self, now: float) -> None:
-        """Who was resumed waits before all others."""
-        for entry in [e for e in self.parked if e.run.due(now) < float("inf")]:
+        """Who was resumed waits before all others, the longest parked first."""
+        for entry in [e for e in reversed(self.parked) if e.run.due(now) < float("inf")]:
             self.parked.remove(entry)
             self.waiting.appendleft(entry)
 

@@ -12,16 +12,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import tiny_models
-from deciders import QUIET, Faulty, Scripted, TwoRows
+from deciders import QUIET, Scripted, TwoRows
 from engine_cases import Build, asked, drained, same_numbers, shared, untimed
 from tiny_models import VOCAB
 
-from model import Busy, Engine, Greedy, Run, Sampling, Started, Step, Waiting, decoding
+from model import Busy, Engine, Greedy, Run, Sampling, Started, Step, Waiting
 from model.kv_cache import CHUNK, capacity
 
 # questions
@@ -324,98 +323,6 @@ def test_many_threads_at_once(build: Build, caplog: pytest.LogCaptureFixture) ->
     assert caplog.records == []
 
 
-# faults
-
-
-@pytest.mark.parametrize(("where", "steps"), [("decider", 0), ("decide", 2)])
-def test_a_fault_in_a_strategy_ends_that_run_alone(
-    build: Build, where: str, steps: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = build()
-    with caplog.at_level(logging.CRITICAL):
-        others = [engine.stream(asked(max_new_tokens=30)) for _ in range(2)]
-        faulty = engine.stream(asked(strategy=Faulty(where)))
-        finished = drained(faulty)[-1]
-    assert finished.reason == "error"
-    assert "no decider" in finished.message or "a bug in a strategy" in finished.message
-    assert len(faulty.steps) == steps
-    assert finished.text == "".join(step.text for step in faulty.steps)
-    with pytest.raises(RuntimeError, match=r"bug|decider"):
-        faulty.result()
-    assert all(drained(run)[-1].reason == "length" for run in others)
-    assert engine.status().running == 0
-    wanted = shared().generate(asked()).token_ids
-    assert engine.generate(asked()).token_ids == wanted
-
-
-def test_a_fault_in_the_model_ends_that_run_alone(
-    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = build()
-    forward, mine = engine.backbone.forward, 299
-    ids = [5] * CHUNK + [6, mine]
-
-    def failing(feeds: Any, *rest: Any) -> Any:
-        outputs = forward(feeds, *rest)  # the cache is half written when it fails
-        if any(mine in feed.token_ids for feed in feeds):
-            raise MemoryError("out of memory")
-        return outputs
-
-    monkeypatch.setattr(engine.backbone, "forward", failing)
-    with caplog.at_level(logging.CRITICAL):
-        good = engine.stream(asked(max_new_tokens=30))
-        finished = drained(engine.stream(asked(None, token_ids=ids)))[-1]
-    assert (finished.reason, finished.message) == ("error", "MemoryError: out of memory")
-    assert drained(good)[-1].reason == "length"
-    monkeypatch.undo()
-    again = engine.generate(asked(None, token_ids=ids))
-    assert again.token_ids == shared().generate(asked(None, token_ids=ids)).token_ids
-    assert again.events[-1].reused == 0
-
-
-def test_a_reader_gets_the_end_whatever_fails_in_it(
-    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = build()
-    monkeypatch.setattr(engine.loop.kept, "put", lambda *_: 1 / 0)
-    with caplog.at_level(logging.CRITICAL):
-        assert drained(engine.stream(asked()))[-1].reason == "length"
-        monkeypatch.setattr(decoding.Decoding, "final_text", lambda *_: 1 / 0)
-        finished = drained(engine.stream(asked()))[-1]
-    assert (finished.reason, finished.text) == ("length", "")
-    assert engine.status().running == 0
-
-
-def test_a_turn_that_fails_again_and_again_does_not_spin(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.ERROR):
-        with monkeypatch.context() as broken:
-            broken.setattr(engine.loop.scheduler, "until_due", lambda _: 1 / 0)
-            drained(engine.stream(asked(max_new_tokens=2)))
-            caplog.clear()
-            time.sleep(0.35)
-            assert 1 <= len(caplog.records) <= 5
-        assert len(drained(engine.stream(asked()))) == 14
-    assert engine.loop._thread.is_alive()
-
-
-def test_logits_that_are_no_numbers_end_the_run_with_a_message(
-    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = build()
-    forward = engine.backbone.forward
-
-    def broken(feeds: Any, *rest: Any) -> Any:
-        return [replace(o, logits=o.logits * float("nan")) for o in forward(feeds, *rest)]
-
-    monkeypatch.setattr(engine.backbone, "forward", broken)
-    with caplog.at_level(logging.CRITICAL):
-        finished = drained(engine.stream(asked()))[-1]
-    assert finished.reason == "error"
-    assert "NaN" in finished.message
-
-
 # several runs in one pass
 
 
@@ -435,32 +342,6 @@ def test_runs_that_share_a_pass_are_told_apart(build: Build) -> None:
     assert told[0].handles == tuple(run.handle for run in runs)
     assert [turn.written for turn in told] == [3] * 12
     assert told[1].tokens == 1 + 2 + 1 + 1
-
-
-def test_a_fault_of_one_run_in_a_shared_pass_is_its_own(
-    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = build(threaded=False)
-    runs = [engine.stream(asked(strategy=s)) for s in (Greedy(), Faulty(), Greedy())]
-    with caplog.at_level(logging.CRITICAL):
-        assert [drained(run)[-1].reason for run in runs] == ["length", "error", "length"]
-    assert runs[0].result().token_ids == runs[2].result().token_ids
-
-
-def test_a_pass_that_fails_ends_the_runs_in_it_and_no_others(
-    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = build(threaded=False)
-    runs = [engine.stream(asked()) for _ in range(3)]
-    engine.step()
-    runs[1].pause()
-    forward = engine.backbone.forward
-    monkeypatch.setattr(engine.backbone, "forward", lambda *_: 1 / 0)
-    with caplog.at_level(logging.CRITICAL):
-        engine.step()
-    monkeypatch.setattr(engine.backbone, "forward", forward)
-    runs[1].resume()
-    assert [drained(run)[-1].reason for run in runs] == ["error", "length", "error"]
 
 
 # a forked process

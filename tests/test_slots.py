@@ -78,6 +78,7 @@ class Places(RuleBasedStateMachine):
     def open(self) -> None:
         self.slots = slots(0)
         self.wanted: dict[Slot, list[int]] = {}
+        self.most: dict[Slot, int] = {}  # tokens that it ever held
         self.parked: list[tuple[Parked, list[int]]] = []
         self.fresh = itertools.count()
 
@@ -143,11 +144,9 @@ class Places(RuleBasedStateMachine):
         self.wanted[slot] = marks[:length]
 
     @precondition(lambda self: self.wanted)
-    @rule(number=st.integers(0, 99), scrubbed=st.booleans())
-    def release(self, number: int, scrubbed: bool) -> None:
+    @rule(number=st.integers(0, 99))
+    def release(self, number: int) -> None:
         slot = self.one(number)
-        if scrubbed:
-            slot.scrub()
         slot.release()
         del self.wanted[slot]
 
@@ -182,6 +181,14 @@ class Places(RuleBasedStateMachine):
             assert held(slot) == marks
         for copied, marks in getattr(self, "parked", ()):
             assert read(list(copied.layers), copied.length) == marks
+
+    @invariant()
+    def nothing_is_left_of_others(self) -> None:
+        """Behind all that a row itself has written there are zeros: it is read there, masked."""
+        for slot, marks in getattr(self, "wanted", {}).items():
+            most = self.most[slot] = max(self.most.get(slot, 0), len(marks))
+            for states in (states for i in range(2) for states in slot.layer(i)):
+                assert not states[:, most:].any()
 
     @invariant()
     def memory_is_counted(self) -> None:
