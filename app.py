@@ -31,6 +31,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     flag("model", "catalogue id, hub name (owner/name), folder or .gguf file", metavar="MODEL")
     flag("device", "auto, cpu, cuda, cuda:1, mps", "auto", metavar="DEVICE")
     flag("precision", "auto, fp32 or bf16", "auto", metavar="PRECISION")
+    flag(
+        "cache",
+        "MiB for the KV caches of everyone together; without it a part of the memory",
+        metavar="MIB",
+    )
+    flag("queue", "how many texts may wait for a place", "64", metavar="NUMBER")
     flag("language", "en or tr for everyone; without it each reader's own", metavar="LANGUAGE")
     share = os.environ.get("PLAYGROUND_SHARE", "").lower() in ("1", "true", "yes", "on")
     parser.add_argument(
@@ -53,15 +59,16 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         value = getattr(chosen, name)
         if value is not None and value not in allowed:
             parser.error(f"{name} is {value!r}; allowed is {', '.join(allowed)}")
-    chosen.port = _port(parser, chosen.port)
+    for name, most in (("port", 65_535), ("cache", 10_000_000), ("queue", 1_000_000)):
+        setattr(chosen, name, _whole(parser, name, getattr(chosen, name), most))
     return chosen
 
 
-def _port(parser: argparse.ArgumentParser, value: str | None) -> int | None:
+def _whole(parser: argparse.ArgumentParser, name: str, value: str | None, most: int) -> int | None:
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 65535):
-        parser.error(f"port is {value!r}; allowed is a whole number from 1 to 65535")
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= most):
+        parser.error(f"{name} is {value!r}; allowed is a whole number from 1 to {most}")
     return int(value)
 
 
@@ -92,6 +99,8 @@ def _engine(chosen: argparse.Namespace):
         progress=console_progress(),
         device=chosen.device,
         precision=chosen.precision,
+        cache_bytes=None if chosen.cache is None else chosen.cache * 2**20,
+        max_waiting=chosen.queue,
     )
 
 

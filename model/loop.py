@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from .backbone import Backbone, Output
 from .decoding import Clock, Decoding, Row, next_feed
 from .events import Finished, Waiting
 from .kept import Kept
-from .kv_cache import CHUNK, Slot
+from .kv_cache import CHUNK
+from .places import Places, no_memory
 from .questions import Question, Questions
 from .run import Run
 from .scheduler import Entry, Scheduler
@@ -59,7 +60,7 @@ class Loop:
     ) -> None:
         self.backbone, self.scheduler, self.text = backbone, scheduler, text
         self.end_ids, self.trace, self.threaded = end_ids, trace, threaded
-        self.kept = Kept()
+        self.places = Places(backbone, scheduler)
         self.timeline = Timeline()
         self.closed = False
         self.restarts = self._failures = 0
@@ -74,18 +75,19 @@ class Loop:
     def forked(self) -> None:
         """In a forked process: the parent's runs are its own, and so is the loop's thread.
 
-        Locks are made anew, since who held them is not here, and kept caches are given up, since
-        they may be half written.
+        Locks are made anew, since who held them is not here.
         """
         self._begin_anew()
         self.scheduler.forked()
+        self.places.forget()
         for entry in self.scheduler.all():
             entry.run.forked()
-            for row in entry.decoding.rows if entry.decoding else ():
-                row.slot = None
             self._finish(entry, "cancelled")
-        self.kept = Kept()
-        self.backbone.slots.forget()
+
+    @property
+    def kept(self) -> Kept:
+        """What runs that are over left in the KV cache."""
+        return self.places.kept
 
     def turn(self) -> bool:
         """One turn: a step of everyone, a piece of one question. False if there was neither."""
@@ -136,13 +138,13 @@ class Loop:
         *Shape:* (vocab,)
         """
         context = array("q", run.context(index))
-        slot = self._slot(run, context, len(context))
+        slot = self.places.take(run, context, len(context))
         try:
             while True:
                 feed = next_feed(context[slot.length :], slot, 1, CHUNK)
                 (output,) = self.backbone.forward([feed])
                 if len(output.logits):
-                    self._keep(context, slot, run)
+                    self.places.keep(context, slot, run)
                     return output.logits[-1]
                 yield
         finally:
@@ -208,27 +210,20 @@ class Loop:
 
     def _answer(self) -> bool:
         self.scheduler.aside = self._questions.nbytes
-        self._hold()
+        self.places.hold()
         busy = self._questions.turn()
         self.scheduler.aside = self._questions.nbytes
         return busy
-
-    def _hold(self, more: int = 0) -> None:
-        """Keep the promise of the cache's size: first what is kept gives way, then empty rows.
-
-        Args:
-            more: bytes that are about to be kept in addition.
-        """
-        spare, slots = self.scheduler.spare - more, self.backbone.slots
-        self.kept.shrink(max(0, spare - slots.unused))
-        slots.tighten(max(0, spare - self.kept.nbytes))
-        slots.spare = max(0, spare - self.kept.nbytes)
 
     def _admit(self, now: float) -> None:
         self.scheduler.unpark(now)
         while True:
             while (entry := self.scheduler.admit()) is not None:
-                self._guarded(entry, self._begin)
+                try:
+                    self._begin(entry)
+                except Exception as error:
+                    if not self._give_way(entry, error):
+                        self._fail(entry, error)
             idle = self.scheduler.idle(now)
             if idle is None:
                 break
@@ -239,16 +234,10 @@ class Loop:
                 entry.run.tell(Waiting(place))
 
     def _guarded(self, entry: Entry, act: Callable[..., None], *rest: Any) -> None:
-        """A fault in one run ends that run alone.
-
-        One that finds no memory to begin with tries again later. What was half decided can't be
-        decided again: the strategy has gone on already.
-        """
+        """A fault in one run ends that run alone."""
         try:
             act(entry, *rest)
         except Exception as error:
-            if act == self._begin and _no_memory(error) and self._make_room(entry):
-                return
             self._fail(entry, error)
 
     def _fail(self, entry: Entry, error: Exception) -> None:
@@ -272,62 +261,21 @@ class Loop:
                 entry.forced,
             )
         for row in decoding.rows:
-            row.slot = self._slot(run, row.context, entry.tokens)
+            row.slot = self.places.take(run, row.context, entry.tokens)
         if entry.decoding is None:
             entry.reused = decoding.rows[0].slot.length
             entry.decoding = decoding
 
-    def _slot(self, run: Run, context: Sequence[int], tokens: int) -> Slot:
-        """A slot for so many tokens, with what is kept of this beginning."""
-        prompt, found = len(run.prompt_ids), None
-        if run.request.use_cache:
-            found = self.kept.take(context, prompt, (run.handle, run.parent))
-        self._hold()
-        slot = self.backbone.slots.take(tokens, prompt)
-        if found is not None:
-            slot.load(*found)
-        return slot
-
     def _park(self, entry: Entry) -> None:
         """A paused run makes room; what it has is kept for as long as there is room for that."""
         self.scheduler.park(entry)
-        self._leave(entry)
+        self.places.leave(entry)
 
-    def _leave(self, entry: Entry) -> int:
-        """Give a run's places back, keeping what they hold; returns the bytes of that."""
-        nbytes = 0
-        for row in entry.decoding.rows:
-            if row.slot is None:
-                continue
-            try:
-                if entry.run.request.use_cache and row.slot.length:
-                    nbytes += row.slot.length * self.backbone.layout.bytes_per_token
-                    self._keep(row.context, row.slot, entry.run)
-            except Exception:  # it is only for later
-                log.exception("nothing is kept of run %s", entry.run.handle)
-            finally:
-                row.give_back()
-        return nbytes
-
-    def _make_room(self, wanting: Entry) -> bool:
-        """After an allocation failed: promise less from now on, and let `wanting` try again later.
-
-        Returns:
-            False if it is alone, and there is nothing left to give up.
-        """
-        gave_up = len(self.kept) > 0
-        self.kept.shrink(0)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        others = sum(e.nbytes for e in self.scheduler.running if e is not wanting)
-        if not others and not gave_up:
+    def _give_way(self, wanting: Entry, error: Exception) -> bool:
+        """Whether that was for lack of memory, and the run can try again when there is more."""
+        if not (no_memory(error) and self.places.give_way(wanting)):
             return False
-        if others:
-            self.scheduler.cache_bytes = max(others, wanting.nbytes)
         log.warning("out of memory; KV caches get %d bytes now", self.scheduler.cache_bytes)
-        for row in wanting.decoding.rows if wanting.decoding else ():
-            row.give_back()
-        self.scheduler.put_back(wanting)
         return True
 
     def _advance(self, entries: list[Entry]) -> None:
@@ -366,7 +314,7 @@ class Loop:
 
     def _without_logits(self, entries: list[Entry], error: Exception) -> None:
         """A pass failed: whose fault it is shows when everyone runs alone."""
-        if _no_memory(error) and self._make_room(entries[-1]):
+        if self._give_way(entries[-1], error):
             return
         if len(entries) == 1:
             self._fail(entries[0], error)
@@ -409,7 +357,7 @@ class Loop:
         try:
             if decoding is not None:
                 text = decoding.final_text(reason)
-                nbytes = self._leave(entry)
+                nbytes = self.places.leave(entry)
         except Exception:  # whoever reads must get the end
             log.exception("the end of run %s failed", entry.run.handle)
         finally:
@@ -427,16 +375,3 @@ class Loop:
                 reused=entry.reused,
             )
         )
-
-    def _keep(self, context: Sequence[int], slot: Slot, run: Run) -> None:
-        """Keep what a slot holds, if that fits beside what is promised."""
-        nbytes = slot.length * self.backbone.layout.bytes_per_token
-        if nbytes <= self.scheduler.spare:
-            self._hold(nbytes)
-            self.kept.put(context, slot.park(), run.handle)
-
-
-def _no_memory(error: Exception) -> bool:
-    """Whether an allocation failed, here or on a device."""
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)

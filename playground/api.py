@@ -153,8 +153,9 @@ def _status(engine: Engine) -> Callable[..., dict]:
 
         Returns:
             model, device, precision; how many texts are running and waiting; bytes of the KV
-            caches in use (cache_bytes), of those kept for later (kept_bytes) and of the recorded
-            steps (trace_bytes); tokens a second of everyone together.
+            cache in use (cache_bytes), of what is kept of it for later (kept_bytes), of both at
+            most (cache_budget) and of the recorded steps (trace_bytes); tokens a second of everyone
+            together; how often decoding had stopped and was started again (restarts).
         """
         return asdict(engine.status())
 

@@ -68,7 +68,7 @@ def held(slot: Slot) -> list[int]:
     return read([slot.layer(i) for i in range(len(LAYOUT.layers))], slot.length)
 
 
-sizes = st.one_of(st.integers(1, 3), st.integers(60, 140), st.integers(200, 700))
+sizes = st.one_of(st.just(GRAIN), st.integers(60, 140), st.integers(200, 700))
 
 
 class Places(RuleBasedStateMachine):
@@ -76,7 +76,7 @@ class Places(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.slots = slots(0)
+        self.slots = slots()
         self.wanted: dict[Slot, list[int]] = {}
         self.most: dict[Slot, int] = {}  # tokens that it ever held
         self.parked: list[tuple[Parked, list[int]]] = []
@@ -245,6 +245,21 @@ def test_empty_rows_give_way() -> None:
     assert (places.used, places.unused) == (4 * GRAIN * PER_TOKEN, 0)
     assert sorted(held(row)[0] for row in rows) == [0, 2, 3, 4]
     assert places.take(GRAIN).bank is not rows[0].bank
+
+
+def test_who_comes_next_finds_nothing() -> None:
+    """Neither where a row was given back, nor where another one moved into its place."""
+    places = slots()
+    rows = [places.take(GRAIN) for _ in range(4)]
+    for row, count in zip(rows, (9, 50, 9, 50), strict=True):
+        write(row, [7] * count)
+    rows[3].release()
+    rows[1].release()  # the third moves here
+    new = [places.take(GRAIN) for _ in range(2)]
+    assert [row.row for row in (rows[2], *new)] == [1, 2, 3]
+    for i, row in itertools.product(range(2), (rows[2], *new)):
+        for states in row.layer(i):
+            assert not states[:, row.length :].any()
 
 
 # sizes

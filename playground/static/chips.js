@@ -124,7 +124,6 @@ export function chips({ t, n, tip, select, empty = "text.empty", prompted = true
     const node = index == null ? null : chipAt(index);
     if (!node) {
       if (follow) flow.scrollTop = flow.scrollHeight;
-      if (list.firstChild) list.firstChild.tabIndex = 0;
       return;
     }
     node.setAttribute("aria-selected", "true");
@@ -179,6 +178,7 @@ export function chips({ t, n, tip, select, empty = "text.empty", prompted = true
       flow.dir = direction([...tokens, ...steps].map((token) => token.text));
     }
     if (drawn.selected !== selected || (grown && following)) mark(selected, following);
+    if (drawn.selected == null && list.firstChild) list.firstChild.tabIndex = 0;
     sign(marks);
   }
 
@@ -218,7 +218,7 @@ export function chips({ t, n, tip, select, empty = "text.empty", prompted = true
   }
 
   function key(event) {
-    const from = drawn.selected ?? steps.length - 1;
+    const from = drawn.selected ?? Number(event.target.dataset.index ?? steps.length - 1);
     const ahead = flow.dir === "rtl" ? -1 : 1;
     const to = {
       ArrowRight: () => from + ahead,

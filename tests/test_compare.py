@@ -1,0 +1,424 @@
+"""The tab Compare in a real browser, on the real default model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from running_app import RunningApp
+
+from model import TextMeasures
+
+pytestmark = [pytest.mark.browser, pytest.mark.default_model]
+
+STATE = "window.playgroundCompare.comparison.state()"
+SETTLED = f"!{STATE}.running && {STATE}.columns.some((column) => column.steps)"
+KNOBS = ("strategy", "temperature", "top_k", "top_p", "seed")
+
+
+def opened(page):
+    page.locator('#tabs [data-tab-id="compare"]').last.click()
+    page.wait_for_function("window.playgroundCompare", timeout=60_000)
+    page.locator(".compare .column").nth(1).wait_for()
+    return page
+
+
+@pytest.fixture
+def board(page):
+    return opened(page)
+
+
+def state(page) -> dict:
+    return page.evaluate(STATE)
+
+
+def columns(page):
+    return page.locator(".compare .column")
+
+
+def chips(page, place: int):
+    return columns(page).nth(place).locator('.flow [role="option"]')
+
+
+def compare(page, prompt: str | None = None, length: int | str | None = None) -> None:
+    """Press Compare."""
+    if prompt is not None:
+        page.locator(".compare .ask textarea").fill(prompt)
+    if length is not None:
+        page.locator(".compare .limit .number").fill(str(length))
+    page.locator(".compare .go").click()
+
+
+def finished(page) -> dict:
+    page.wait_for_function(SETTLED, timeout=180_000)
+    page.wait_for_timeout(300)  # one frame and what is drawn behind it
+    return state(page)
+
+
+def choose(page, name: str) -> None:
+    page.locator(f'.compare [data-set="{name}"]').click()
+    page.wait_for_function(f"{STATE}.set === '{name}'")
+    page.wait_for_timeout(100)
+
+
+def put(page, place: int, label: str, value: str) -> None:
+    """Type a value into a field of a column's settings."""
+    settings = columns(page).nth(place).locator(".settings")
+    settings.locator("> summary").click()
+    settings.get_by_role("textbox", name=label).fill(value)
+    page.keyboard.press("Escape")
+
+
+def first_difference(one: list[int], other: list[int]) -> int | None:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+
+
+def test_a_first_visit_shows_the_whole_idea_in_one_click(board):
+    page = board
+    assert page.locator("h1").inner_text() == "What does a strategy change?"
+    assert page.locator(".compare .verdict").inner_text().startswith("Press Compare")
+    assert columns(page).count() == 3
+    page.locator(".compare .go").click()
+    page.wait_for_function(f"{STATE}.columns.every((column) => column.steps >= 3)", timeout=60_000)
+    assert page.locator(".compare .go").inner_text() == "Stop"
+    done = finished(page)
+    assert page.locator(".compare .go").inner_text() == "Compare"
+    for place, column in enumerate(done["columns"]):
+        assert chips(page, place).count() == column["steps"] > 0
+        shown = columns(page).nth(place).locator(".flow").inner_text()
+        assert all(word in shown for word in column["text"].split() if word.isalpha())
+    assert "where A · Greedy chose" in page.locator(".compare .verdict").inner_text().replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    assert page.locator(".compare .courses .js-plotly-plot").is_visible()
+    assert "tokens/s" not in page.locator(".compare").inner_text()
+
+
+def test_the_measures_are_those_of_the_apis_tokens(board, app):
+    choose(board, "all")
+    prompt = "I think that I think that I think"  # something to repeat
+    compare(board, prompt, 24)
+    done = finished(board)
+    assert len(done["columns"]) == 6
+    client = app.client()
+    for place, column in enumerate(done["columns"]):
+        settings = {name: column["settings"][name] for name in KNOBS}
+        if settings["strategy"] == "greedy":
+            settings = {"strategy": "greedy"}
+        job = client.submit(prompt, max_new_tokens=24, **settings, api_name="/generate")
+        job.result(timeout=120)
+        steps = [event for event in job.outputs() if event["event"] == "step"]
+        assert column["ids"] == [step["token_id"] for step in steps]
+        measures = TextMeasures()
+        for step in steps:
+            measures.add(step["token_id"], step["raw_prob"], step["final_prob"])
+        expected = {
+            "logprob": measures.mean_logprob,
+            "final_logprob": measures.mean_final_logprob,
+            "distinct_1": measures.distinct(1),
+            "distinct_2": measures.distinct(2),
+            "repetition": measures.repetition,
+        }
+        for name, value in expected.items():
+            assert math.isclose(column["measures"][name], value, abs_tol=2e-3), name
+            shown = columns(board).nth(place).locator(f'[data-measure="{name}"] dd').inner_text()
+            digits = 2 if "logprob" in name else 3
+            told = float(shown.replace("−", "-"))
+            assert math.isclose(told, column["measures"][name], abs_tol=0.51 / 10**digits), name
+
+
+def test_every_text_is_marked_where_it_parts_from_the_first(board):
+    choose(board, "all")
+    compare(board, length=24)
+    done = finished(board)
+    first, *others = (column["ids"] for column in done["columns"])
+    places = [first_difference(first, ids) for ids in others]
+    assert done["parted"] == [None, *places]
+    assert any(places)
+    letters = "BCDEF"
+    for place, index in enumerate(places, start=1):
+        signed = columns(board).nth(place).locator(".signed")
+        assert signed.count() == (index is not None)
+        if index is not None:
+            assert signed.get_attribute("data-index") == str(index)
+            assert signed.locator(".body").first.get_attribute("data-sign") == "≠A"
+            link = columns(board).nth(place).locator(".parting .link")
+            assert link.inner_text().startswith(f"Token {index + 1}:")
+    reference = {
+        int(chip.get_attribute("data-index")): chip.locator(".body").first.get_attribute(
+            "data-sign"
+        )
+        for chip in columns(board).first.locator(".signed").all()
+    }
+    assert reference == {
+        index: "≠" + "".join(letters[i] for i, other in enumerate(places) if other == index)
+        for index in {index for index in places if index is not None}
+    }
+    earliest = min(index for index in places if index is not None)
+    sentence = board.locator(".compare .verdict").inner_text()
+    assert (f"first {earliest} tokens" if earliest else "very first token") in sentence
+
+
+def test_seeds_alone_part_the_texts_and_the_same_settings_do_not(board):
+    choose(board, "seeds")
+    names = columns(board).locator("h3").all_inner_texts()
+    assert names == ["Seed 1", "Seed 2", "Seed 3", "Seed 4"]
+    put(board, 1, "Seed", "1")
+    compare(board, length=12)
+    done = finished(board)
+    one, same, *others = (column["ids"] for column in done["columns"])
+    assert one == same
+    assert all(ids != one for ids in others)
+    assert "The same as A all the way" in columns(board).nth(1).inner_text()
+
+
+def test_a_click_on_a_chip_shows_that_steps_distribution_beside_the_references(board):
+    compare(board, length=10)
+    done = finished(board)
+    parted = done["parted"][2]
+    chips(board, 2).nth(parted).click()
+    near = board.locator(".compare .closeup")
+    near.wait_for()
+    names = near.locator(".picture h4:visible").all_inner_texts()
+    assert [name[0] for name in names] == ["C", "A"]
+    assert (
+        near.locator(".picture").first.locator("button.bar-row[data-token]:visible").count() == 10
+    )
+    assert near.locator(".js-plotly-plot").count() == 2
+    near.locator("select").select_option("20")
+    board.wait_for_function(
+        "document.querySelectorAll('.compare .picture:first-child [data-token]').length === 20"
+    )
+    board.keyboard.press("Escape")
+    near.get_by_role("button", name="Close").click()
+    near.wait_for(state="hidden")
+    # Past the parting the texts differ, and so does what the model offers: one picture.
+    chips(board, 2).nth(parted + 2).click()
+    near.wait_for()
+    board.wait_for_timeout(200)
+    assert near.locator(".picture:visible").count() == 1
+
+
+def test_stop_ends_all_columns_midway(board, app):
+    compare(board, length=200)
+    board.wait_for_function(f"{STATE}.columns.every((column) => column.steps >= 3)", timeout=60_000)
+    board.locator(".compare .go").click()
+    done = finished(board)
+    assert app.idle(within_s=10)
+    assert all(column["steps"] < 200 for column in done["columns"])
+    assert {column["reason"] for column in done["columns"]} <= {"cancelled", "eos"}
+    board.wait_for_timeout(500)
+    assert state(board)["columns"] == done["columns"]
+
+
+def test_stop_pressed_before_the_first_token_is_not_lost(board, app):
+    board.locator(".compare .limit .number").fill("300")
+    board.evaluate(
+        "() => { const go = document.querySelector('.compare .go'); go.click(); go.click(); }"
+    )
+    board.wait_for_function(f"!{STATE}.running", timeout=60_000)
+    assert app.idle(within_s=20)
+    assert all(column["steps"] < 50 for column in state(board)["columns"])
+
+
+def test_a_new_set_of_columns_ends_the_old_comparison(board, app):
+    compare(board, length=300)
+    board.wait_for_function(f"{STATE}.columns.every((column) => column.steps >= 2)", timeout=60_000)
+    choose(board, "cut")
+    compare(board, length=5)
+    done = finished(board)
+    assert [column["steps"] for column in done["columns"]] == [5, 5, 5]
+    assert app.idle(within_s=10)
+
+
+def test_a_closed_page_stops_all_columns(visit, app):
+    page = opened(visit())
+    compare(page, length=300)
+    page.wait_for_function(f"{STATE}.columns.every((column) => column.steps >= 2)", timeout=60_000)
+    page.close()
+    assert app.idle(within_s=10)
+
+
+def test_a_comparison_and_a_run_on_decode_know_nothing_of_each_other(page):
+    stage = "window.playground.stage.state()"
+    page.locator("#prompt textarea").fill("Once upon a time")
+    page.locator("#seed input, #seed textarea").fill("7")
+    field = page.locator("#max_new_tokens input[type=number]")
+    field.fill("60")
+    field.press("Tab")
+    page.locator("#generate").click()
+    page.wait_for_function(f"{stage}.steps >= 2", timeout=60_000)
+    opened(page)
+    compare(page, length=8)
+    finished(page)
+    page.wait_for_function(f"!{stage}.running", timeout=120_000)
+    assert page.evaluate(stage)["steps"] == 60
+
+
+def test_columns_come_and_go_between_two_and_six(board):
+    add = board.locator(".compare select.add")
+    for kind in ("top_k", "top_p", "seed"):
+        add.select_option(kind)
+    assert columns(board).count() == 6
+    assert add.is_disabled()
+    assert columns(board).locator("h3").all_inner_texts()[3:] == ["Top-k", "Top-p", "Seed 7"]
+    for left in (5, 4, 3, 2):
+        columns(board).first.locator(".remove").click()
+        board.wait_for_function(f"{STATE}.columns.length === {left}")
+    board.wait_for_timeout(100)
+    assert columns(board).count() == 2
+    assert columns(board).first.locator(".remove").is_disabled()
+    assert columns(board).locator(".letter").all_inner_texts() == ["A", "B"]
+
+
+def test_a_removed_column_stops_and_the_others_go_on(board):
+    compare(board, length=60)
+    board.wait_for_function(f"{STATE}.columns.every((column) => column.steps >= 2)", timeout=60_000)
+    columns(board).nth(1).locator(".remove").click()
+    done = finished(board)
+    assert [column["reason"] for column in done["columns"]] == ["length", "length"]
+
+
+def test_what_one_column_gets_wrong_is_no_matter_of_the_others(board):
+    put(board, 1, "Temperature", "warm")
+    put(board, 2, "Seed", "seven")
+    compare(board, length=6)
+    done = finished(board)
+    assert [column["steps"] for column in done["columns"]] == [6, 0, 0]
+    alerts = [columns(board).nth(place).get_by_role("alert").inner_text() for place in (1, 2)]
+    assert "Temperature" in alerts[0]
+    assert "“warm”" in alerts[0]
+    assert "0 to 100" in alerts[0]
+    assert "Seed" in alerts[1]
+    assert "“seven”" in alerts[1]
+    put(board, 1, "Temperature", "0,5")  # a comma is a decimal point too
+    put(board, 2, "Seed", "7")
+    compare(board)
+    done = finished(board)
+    assert [column["steps"] for column in done["columns"]] == [6, 6, 6]
+
+
+def test_a_bad_length_is_said_in_every_column(board):
+    compare(board, length="0")
+    for place in range(3):
+        columns(board).nth(place).get_by_role("alert").wait_for()
+        assert "Length" in columns(board).nth(place).get_by_role("alert").inner_text()
+    assert board.locator(".compare .go").inner_text() == "Compare"
+
+
+def test_nothing_is_lost_where_messages_are(board):
+    """Gradio keeps only the newest of several values that come at once."""
+    board.evaluate(
+        """() => {
+            const { comparison } = window.playgroundCompare;
+            const receive = comparison.receive;
+            let count = 0;
+            comparison.receive = (message) => {
+                const over = Object.keys(message.finished ?? {}).length === 3;
+                if (over || (count += 1) % 3 === 0) receive(message);
+            };
+        }"""
+    )
+    compare(board, length=30)
+    board.wait_for_function(
+        f"{STATE}.columns.every((column) => column.steps === 30)", timeout=120_000
+    )
+    done = finished(board)
+    assert [column["seed"] for column in done["columns"]][1:] == [6, 6]
+
+
+def test_nothing_moves_while_the_texts_grow(board):
+    def layout() -> list[dict]:
+        parts = board.locator(".compare .column, .compare .column .flow, .compare .measures").all()
+        return [part.bounding_box() for part in parts]
+
+    compare(board, length=30)
+    board.wait_for_function(f"{STATE}.columns.every((column) => column.steps >= 2)", timeout=60_000)
+    early = layout()
+    finished(board)
+    assert layout() == early
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_needs_no_sideways_scrolling(visit, width):
+    page = opened(visit(viewport={"width": width, "height": 780}))
+    choose(page, "all")
+    compare(page, length=8)
+    finished(page)
+    chips(page, 1).first.click()
+    columns(page).nth(2).locator(".settings > summary").click()
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = [columns(page).nth(place).bounding_box() for place in range(6)]
+    assert [box["y"] for box in boxes] == sorted({box["y"] for box in boxes})
+    assert len({box["width"] for box in boxes}) == 1
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<img src=x onerror=window.hit=1><script>window.hit=1</script> $x^2$ **bold**",
+        "\u202eright to left\u202c שלום مرحبا",
+        "",
+    ],
+)
+def test_what_people_type_is_text_and_never_run(board, prompt):
+    compare(board, prompt, 4)
+    finished(board)
+    chips(board, 0).first.click()
+    assert board.evaluate("window.hit") is None
+    assert board.locator(".compare :is(img, script, strong, iframe)").count() == 0
+    assert board.locator(".compare .ask textarea").input_value() == prompt
+
+
+def test_the_keyboard_alone_compares_and_looks(board):
+    go = board.locator(".compare .go")
+    go.focus()
+    board.keyboard.press("Enter")
+    board.wait_for_function(f"{STATE}.columns.every((column) => column.steps >= 2)", timeout=60_000)
+    board.keyboard.press("Enter")
+    finished(board)
+    assert board.evaluate("document.activeElement.classList.contains('go')")
+    chips(board, 1).first.focus()
+    board.keyboard.press("ArrowRight")
+    assert state(board)["selected"]["index"] == 1
+    board.keyboard.press("Home")
+    assert state(board)["selected"]["index"] == 0
+
+
+def test_a_turkish_browser_gets_a_turkish_board_and_the_switch_keeps_the_texts(visit):
+    page = opened(visit(locale="tr-TR"))
+    assert page.locator("h1").inner_text() == "Strateji neyi değiştirir?"
+    assert page.locator(".compare .go").inner_text() == "Karşılaştır"
+    compare(page, length=5)
+    before = finished(page)
+    assert "," in columns(page).first.locator('[data-measure="logprob"] dd').inner_text()
+    page.locator("#language").get_by_text("English").click()
+    page.wait_for_function("document.querySelector('.compare .go').innerText === 'Compare'")
+    page.wait_for_timeout(300)
+    assert state(page)["columns"] == before["columns"]
+    assert chips(page, 0).count() == 5
+
+
+def test_a_server_that_dies_is_noticed_in_every_column(browser, tmp_path):
+    app = RunningApp(tmp_path / "log.txt")
+    context = browser.new_context(locale="en-US", viewport={"width": 1400, "height": 1000})
+    page = context.new_page()
+    try:
+        page.goto(app.url)
+        page.wait_for_function("window.playground", timeout=60_000)
+        page.wait_for_timeout(800)
+        opened(page)
+        compare(page, length=500)
+        page.wait_for_function(
+            f"{STATE}.columns.every((column) => column.steps >= 2)", timeout=60_000
+        )
+        app.process.kill()
+        for place in (0, 2):
+            alert = columns(page).nth(place).get_by_role("alert")
+            alert.filter(has_text="The server does not answer").wait_for(timeout=30_000)
+        assert page.locator(".compare .go").inner_text() == "Compare"
+        assert all(column["steps"] >= 2 for column in state(page)["columns"])
+    finally:
+        context.close()
+        app.stop()
