@@ -189,14 +189,16 @@ def test_a_click_on_a_chip_shows_that_steps_distribution_beside_the_references(b
     board.wait_for_function(
         "document.querySelectorAll('.compare .picture:first-child [data-token]').length === 20"
     )
-    board.keyboard.press("Escape")
     near.get_by_role("button", name="Close").click()
     near.wait_for(state="hidden")
+    assert board.evaluate("document.activeElement.dataset.index") == str(parted)
     # Past the parting the texts differ, and so does what the model offers: one picture.
     chips(board, 2).nth(parted + 2).click()
     near.wait_for()
     board.wait_for_timeout(200)
     assert near.locator(".picture:visible").count() == 1
+    board.keyboard.press("Escape")
+    near.wait_for(state="hidden")
 
 
 def test_stop_ends_all_columns_midway(board, app):

@@ -12,6 +12,7 @@ const PLOTS_MS = 250; // the plots follow running texts at this pace,
 const PLOTS_SHARE = 5; // or slower, so that they take at most a fifth of the browser's time
 const LETTERS_A_TOKEN = 5; // about, in running text
 const LETTER = 0.55; // em, its width
+const CLEAR = 48; // px between a token and the sheet that shows its distribution
 const LINES = [6, 16]; // of a text in view
 
 export function board(root, options) {
@@ -78,7 +79,7 @@ export function board(root, options) {
   const colours = legend(tools);
   const columns = h("div.columns");
   const near = closeup(tools, {
-    close: actions.close,
+    close,
     changed: actions.changed,
     look: actions.look,
   });
@@ -86,6 +87,7 @@ export function board(root, options) {
     select: (index, place) => actions.select(shown.columns[place].id, index),
     changed: actions.changed,
   });
+  root.addEventListener("keydown", escape);
   let shown = null;
   let drawnAt = 0;
   let later = 0;
@@ -122,6 +124,31 @@ export function board(root, options) {
     near.element,
     plots.element,
   );
+
+  /** The close view goes, and the keyboard's place goes back to where it came from. */
+  function close() {
+    const { column, index } = shown.closeup;
+    actions.close();
+    cards.get(column.id)?.chip(index)?.focus();
+  }
+
+  let uncovered = "";
+
+  /** The token that is looked at stays in sight above the sheet that shows it. */
+  function uncover(closeup) {
+    const key = closeup ? `${closeup.column.id} ${closeup.index}` : "";
+    if (key === uncovered) return;
+    uncovered = key;
+    const chip = closeup && cards.get(closeup.column.id)?.chip(closeup.index);
+    if (!chip) return;
+    const covered = chip.getBoundingClientRect().bottom + CLEAR;
+    const by = covered - near.element.getBoundingClientRect().top;
+    if (by > 0) window.scrollBy({ top: by });
+  }
+
+  function escape(event) {
+    if (event.key === "Escape" && shown?.closeup) close();
+  }
 
   function whole(text) {
     const value = Number(text.trim());
@@ -194,7 +221,6 @@ export function board(root, options) {
   }
 
   function draw(view) {
-    const opened = view.closeup && !shown?.closeup;
     shown = view;
     root.classList.toggle("empty", !view.started);
     drawAsk(view);
@@ -206,12 +232,13 @@ export function board(root, options) {
     const theme = view.columns[0].theme;
     colours.draw({ colourBy: "probability", theme, shown: true });
     near.draw(view.closeup);
-    if (opened) near.element.scrollIntoView({ block: "nearest" });
+    uncover(view.closeup);
     drawPlots(view);
   }
 
   function destroy() {
     clearTimeout(later);
+    root.removeEventListener("keydown", escape);
     near.purge();
     plots.drawing.purge();
     root.replaceChildren();

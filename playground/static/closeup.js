@@ -25,14 +25,13 @@ export function closeup(tools, on) {
   const pictures = [picture(), picture()];
   const element = h(
     "section.card.closeup",
-    { "aria-label": t("compare.closeup"), hidden: true, tabindex: "-1" },
+    { "aria-label": t("compare.closeup"), hidden: true },
     h("header", {}, title, h("label.choice", {}, t("bars.more"), more), shut),
     sentence,
     key(tools),
     h("div.pictures", {}, ...pictures.map((one) => one.element)),
   );
   let count = COUNTS[0];
-  element.addEventListener("keydown", (event) => event.key === "Escape" && on.close());
 
   function picture() {
     const name = h("h4");

@@ -104,5 +104,10 @@ export function columnCard(tools, on) {
     numbers.draw(run?.length ? view.column.measures : null);
   }
 
-  return { element, draw, form: form.element };
+  return {
+    element,
+    draw,
+    /** The element of a token. */
+    chip: (index) => text.element.querySelector(`[data-index="${index}"]`),
+  };
 }

@@ -61,6 +61,7 @@ export function settingsForm({ t, n, page, strategies, knobs, change }) {
   // It lies over the column: a press elsewhere or Escape puts it away.
   element.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !element.open) return;
+    event.stopPropagation(); // it closes this and nothing else
     element.open = false;
     element.firstChild.focus();
   });
