@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import tiny_models
 from deciders import QUIET, Scripted, TwoRows
-from engine_cases import Build, asked, drained, same_numbers, shared, untimed
+from engine_cases import Build, asked, drained, same_numbers, same_step, shared, untimed
 from tiny_models import VOCAB
 
 from model import Busy, Engine, Greedy, Run, Sampling, Started, Step, Waiting
@@ -186,6 +186,81 @@ def test_everyone_takes_part_in_every_turn(build: Build) -> None:
         set(handles)
     ]
     assert engine.timeline()[-1].prefilling == handles[3:]
+
+
+# long prompts
+
+
+def test_a_long_prompt_holds_nobody_up(build: Build) -> None:
+    """Between two steps of the others a pass takes a bounded part of it, in whole chunks."""
+    engine = build(threaded=False)
+    most = engine.backbone.pass_tokens
+    others = [engine.stream(asked(max_new_tokens=60)) for _ in range(3)]
+    engine.step()
+    ids = [(7 * i) % VOCAB for i in range(6 * most + 10)]
+    long = [engine.stream(asked(None, token_ids=[n, *ids], max_new_tokens=2)) for n in range(2)]
+    engine.loop.timeline.clear()
+    while not all(run.finished for run in long):
+        engine.step()
+    told = engine.timeline()
+    first = next(i for i, turn in enumerate(told) if not turn.prefilling)
+    assert first == len(ids) // CHUNK + 1  # a chunk of each in a turn
+    for turn in told:
+        assert turn.tokens <= most + 3 + 1
+        assert {run.handle for run in others} <= set(turn.handles)
+    shares = [sum(run.handle in turn.handles for turn in told[:6]) for run in long]
+    assert shares == [6, 6]  # half of it each: neither waits for the other
+    for run in (*others, *long):
+        drained(run)
+        alone = shared().generate(run.request)
+        for a, b in zip(run.steps, alone.events[1:-1], strict=True):
+            same_step(a, b)
+
+
+def test_a_prompt_goes_faster_where_nobody_waits_for_it(build: Build) -> None:
+    engine = build(threaded=False)
+    ids = [(7 * i) % VOCAB for i in range(4 * engine.backbone.pass_tokens)]
+    drained(engine.stream(asked(None, token_ids=ids, max_new_tokens=1)))
+    assert [turn.tokens for turn in engine.timeline()] == [2 * engine.backbone.pass_tokens] * 2
+
+
+def test_many_prompts_have_their_turn_one_after_the_other(build: Build) -> None:
+    """More than a pass has room for: those that had none come first in the next."""
+    engine = build(threaded=False)
+    decoding_run = engine.stream(asked(max_new_tokens=100))
+    engine.step()
+    runs = [
+        engine.stream(asked(None, token_ids=[n] * (2 * CHUNK + 1), max_new_tokens=1))
+        for n in range(8)
+    ]
+    engine.loop.timeline.clear()
+    for _ in range(4):
+        engine.step()
+    served = [
+        run.handle for turn in engine.timeline() for run in runs if run.handle in turn.prefilling
+    ]
+    assert sorted(served) == sorted(run.handle for run in runs)
+    while not all(run.finished for run in runs):
+        engine.step()
+    assert len(decoding_run.steps) == 1 + len(engine.timeline())
+    decoding_run.cancel()
+
+
+def test_cancel_in_the_middle_of_a_long_prompt_frees_the_row_at_once(build: Build) -> None:
+    engine = build(threaded=False)
+    other = engine.stream(asked(max_new_tokens=60))
+    engine.step()
+    used = engine.backbone.slots.used
+    long = engine.stream(asked(None, token_ids=[5] * 900, max_new_tokens=2))
+    for _ in range(2):
+        engine.step()
+    assert engine.backbone.slots.used > used
+    long.cancel()
+    engine.step()
+    assert long.finished.reason == "cancelled"
+    assert engine.backbone.slots.used == used
+    assert set(engine.timeline()[-1].handles) == {other.handle}
+    other.cancel()
 
 
 # the loop
