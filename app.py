@@ -32,7 +32,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     flag("device", "auto, cpu, cuda, cuda:1, mps", "auto", metavar="DEVICE")
     flag("precision", "auto, fp32 or bf16", "auto", metavar="PRECISION")
     flag(
-        "cache",
+        "memory",
         "MiB for the KV caches of everyone together; without it a part of the memory",
         metavar="MIB",
     )
@@ -59,7 +59,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         value = getattr(chosen, name)
         if value is not None and value not in allowed:
             parser.error(f"{name} is {value!r}; allowed is {', '.join(allowed)}")
-    for name, most in (("port", 65_535), ("cache", 10_000_000), ("queue", 1_000_000)):
+    for name, most in (("port", 65_535), ("memory", 10_000_000), ("queue", 1_000_000)):
         setattr(chosen, name, _whole(parser, name, getattr(chosen, name), most))
     return chosen
 
@@ -99,7 +99,7 @@ def _engine(chosen: argparse.Namespace):
         progress=console_progress(),
         device=chosen.device,
         precision=chosen.precision,
-        cache_bytes=None if chosen.cache is None else chosen.cache * 2**20,
+        cache_bytes=None if chosen.memory is None else chosen.memory * 2**20,
         max_waiting=chosen.queue,
     )
 

@@ -29,7 +29,7 @@ def start(*flags: str, **variables: str) -> subprocess.CompletedProcess:
     [
         (["--port", "99999"], {}, "a whole number from 1 to 65535"),
         (["--port", "http"], {}, "'http'"),
-        (["--cache", "-1"], {}, "a whole number from 1 to 10000000"),
+        (["--memory", "-1"], {}, "a whole number from 1 to 10000000"),
         ([], {"PLAYGROUND_QUEUE": "0"}, "queue is '0'"),
         ([], {"PLAYGROUND_PORT": "0"}, "a whole number from 1 to 65535"),
         (["--language", "de"], {}, "en, tr"),

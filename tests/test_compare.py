@@ -329,6 +329,21 @@ def test_nothing_is_lost_where_messages_are(board):
     assert [column["seed"] for column in done["columns"]][1:] == [6, 6]
 
 
+def test_a_column_that_waits_says_its_place(board):
+    board.evaluate(
+        """() => {
+            const { comparison } = window.playgroundCompare;
+            const receive = comparison.receive;
+            comparison.receive = ({ comparison, columns, refused }) =>
+                receive({ comparison, columns, refused, waiting: { 1: 3 } });
+        }"""
+    )
+    compare(board, length=200)
+    status = columns(board).nth(1).get_by_role("status")
+    status.filter(has_text="number 3 in the queue").wait_for(timeout=30_000)
+    board.locator(".compare .go").click()
+
+
 def test_nothing_moves_while_the_texts_grow(board):
     def layout() -> list[dict]:
         parts = board.locator(".compare .column, .compare .column .flow, .compare .measures").all()

@@ -179,7 +179,7 @@ export function board(root, options) {
   /** As many lines as the texts will about fill: nothing moves while they grow. */
   function reserve({ length: tokens, running }) {
     const flow = columns.querySelector(".flow");
-    if (!flow || (running && columns.style.getPropertyValue("--lines"))) return;
+    if (!flow?.clientWidth || (running && columns.style.getPropertyValue("--lines"))) return;
     const letters = flow.clientWidth / (parseFloat(getComputedStyle(flow).fontSize) * LETTER);
     const lines = Math.ceil(((Number(tokens) || LINES[1]) * LETTERS_A_TOKEN) / letters) + 2;
     const bounded = Math.max(LINES[0], Math.min(LINES[1], lines));
