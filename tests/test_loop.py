@@ -22,6 +22,7 @@ from tiny_models import VOCAB
 
 from model import Busy, Engine, Greedy, Run, Sampling, Started, Step, Waiting
 from model.kv_cache import CHUNK, capacity
+from model.scheduler import MOST_RUNNING
 
 # questions
 
@@ -186,6 +187,18 @@ def test_everyone_takes_part_in_every_turn(build: Build) -> None:
         set(handles)
     ]
     assert engine.timeline()[-1].prefilling == handles[3:]
+
+
+def test_a_pass_has_so_many_rows_at_most(build: Build) -> None:
+    engine = build(max_waiting=100, threaded=False)
+    wide = MOST_RUNNING // 2 - 1
+    runs = [engine.stream(asked(strategy=TwoRows(), max_new_tokens=2)) for _ in range(wide)]
+    runs += [engine.stream(asked(max_new_tokens=2)) for _ in range(4)]
+    engine.step()
+    assert engine.status().running == wide + 2
+    while engine.step():
+        pass
+    assert {run.finished.reason for run in runs} == {"length"}
 
 
 # long prompts

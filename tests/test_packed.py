@@ -237,3 +237,16 @@ def test_a_pass_that_fails_leaves_the_rows_as_they_were(monkeypatch: pytest.Monk
         row.take(*model.forward([row.feed(10, 1)]))
         torch.testing.assert_close(row.logits[19], wanted, **CLOSE)
         row.slot.release()
+
+
+def test_neighbours_attend_in_one_operation_in_whatever_order_they_come() -> None:
+    model = backbone("llama")
+    rows = [Row(model.slots, [5] * 9, 1) for _ in range(6)]
+    for row in rows:
+        row.slot.advance(3)
+    order = [rows[i] for i in (4, 0, 2, 1, 5)]  # all but the fourth
+    packed = PackedPass([([n], row.slot) for n, row in enumerate(order)])
+    assert [group.end - group.start for group in packed._groups] == [3, 2]
+    assert [packed.token_ids[place.start] for place in packed.places] == list(range(5))
+    for row in rows:
+        row.slot.release()
