@@ -219,6 +219,7 @@ def test_logits_that_are_no_numbers_end_the_run_with_a_message() -> None:
     finished = drained(engine.stream(asked(None, token_ids=[5, MINE])))[-1]
     assert finished.reason == "error"
     assert "NaN" in finished.message
+    assert engine.status().kept_bytes == 0  # nobody is to start from there
     drained(good)
     as_alone(good)
 

@@ -139,6 +139,17 @@ def test_a_prompt_that_is_known_is_not_computed_again(build: Build) -> None:
     assert again(ids, use_cache=False) == 0
 
 
+def test_without_a_cache_everything_is_computed_at_every_step(build: Build) -> None:
+    engine = build(threaded=False)
+    run = engine.stream(asked(max_new_tokens=5, use_cache=False))
+    drained(run)
+    first = len(run.prompt_ids)
+    assert [turn.tokens for turn in engine.timeline()] == [first + n for n in range(5)]
+    engine.loop.timeline.clear()
+    drained(engine.stream(run.request))
+    assert [turn.tokens for turn in engine.timeline()] == [first + n for n in range(5)]
+
+
 def test_a_run_written_on_from_is_not_computed_again(build: Build) -> None:
     engine = build()
     run = engine.stream(asked(max_new_tokens=10))
