@@ -52,7 +52,7 @@ class Passage:
     _refused: bool = False  # by a full queue, and to be tried again
     _queued: bool = False  # there was no room in the engine at once
     _begun_s: float | None = None  # start of its first turn
-    _prompt_s: float | None = None  # end of the latest turn that ran a part of its prompt
+    _prompt_s: float | None = None  # end of the latest turn that read a part of its prompt
 
     @property
     def first_s(self) -> float | None:
@@ -70,12 +70,12 @@ class Passage:
         if prefilling:
             self._prompt_s = end_s
             return
-        self._first()
+        self._read()
         self.steps.append(end_s)
 
     def settle(self) -> bool:
         """Set straight what only the end can tell; False while its last turn is missing."""
-        self._first()
+        self._read()
         if len(self.steps) < self.arrival.tokens:
             return False
         # A run ends within its last turn, so the turn's end is a moment later.
@@ -86,10 +86,11 @@ class Passage:
         self.reused = self.run.finished.reused
         return True
 
-    def _first(self) -> None:
-        """The last turn with a part of the prompt gave the first token."""
-        if not self.steps and self._prompt_s is not None:
+    def _read(self) -> None:
+        """The prompt is read: the last turn that ran a part of it gave a token, too."""
+        if self._prompt_s is not None:
             self.steps.append(self._prompt_s)
+            self._prompt_s = None
 
 
 @dataclass(frozen=True)
@@ -303,10 +304,9 @@ class Round:
 
     def _note(self, turn: Turn) -> None:
         start, end = turn.start_s - self.began, turn.start_s + turn.duration_s - self.began
-        prompts = getattr(turn, "prefilling", turn.handles if turn.kind == "prefill" else ())
         mine = [handle for handle in turn.handles if handle in self._by_handle]
         for handle in mine:
-            self._by_handle[handle].took_part(start, end, handle in prompts)
+            self._by_handle[handle].took_part(start, end, handle in turn.prefilling)
         if len(mine) < len(turn.handles):
             self.others.append((start, end))
 

@@ -22,6 +22,7 @@ from .users import VANISHED, Heard, User
 
 AFTERWARDS = 10.0  # seconds in which the app must be at rest once all have gone
 RUSH = 0.25  # of the time, when the rush comes: in the warm-up, for the memory's sake
+MEMORY = 512  # MiB for caches: full before the warm-up is over, so that what grows on is a leak
 STAYING = 240.0  # seconds that somebody may need to end what is under way when the time is over
 COMPLAINTS = re.compile(r"Traceback|^\S*(Error|Exception)\b|\b(ERROR|CRITICAL)\b", re.MULTILINE)
 
@@ -192,7 +193,7 @@ def complaints(log: Path) -> list[str]:
 @contextmanager
 def running(folder: Path, model: str | None) -> Iterator[RunningApp]:
     """The real app; `"tiny"` is a random model of two layers, written to the folder."""
-    flags = ["--precision", "fp32"]
+    flags = ["--precision", "fp32", "--memory", str(MEMORY)]
     if model == "tiny":
         model = str(_tiny(folder / "tiny-llama"))
     if model is not None:
