@@ -69,11 +69,15 @@ def test_a_row_does_not_depend_on_the_others(shape: tuple[int, int]) -> None:
 
 def test_layers_that_share_a_weight_share_it_still() -> None:
     one, other, third = (torch.nn.Linear(8, 8, bias=False) for _ in range(3))
-    other.weight = one.weight
-    holder = torch.nn.Sequential(one, other, third)
+    biased = torch.nn.Linear(8, 8)
+    other.weight = biased.weight = one.weight
+    holder = torch.nn.Sequential(one, other, third, biased)
+    x = torch.randn(3, 8)
+    wanted = biased(x)
     assert pack(holder)
     assert holder[0] is holder[1]
     assert holder[0] is not holder[2]
+    torch.testing.assert_close(holder[3](x), wanted)
 
 
 def test_a_model_with_tied_embeddings_writes_the_same() -> None:
