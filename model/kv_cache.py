@@ -125,7 +125,7 @@ class Slot:
     old), so that any slot can be cut back to any length.
 
     Attributes:
-        bank, row: where it is; both change when the cache is tidied up.
+        bank, row: where it is; both change when the cache is tidied up. Given back it has no bank.
         length: tokens whose keys and values are held.
         prompt: how many tokens at the beginning are a run's prompt.
         exact: how many at the beginning were run as every run with this prompt runs them, down to
