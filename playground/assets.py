@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from . import words
+from .live_status import LiveStatus
 
 PREFIX = "/playground-files"
 _STATIC = Path(__file__).parent / "static"
@@ -39,9 +40,11 @@ def words_json(request: Request) -> Response:
     return JSONResponse(words.all_words(), headers={"Cache-Control": "no-cache"})
 
 
-def routes() -> list[BaseRoute]:
+def routes(status: LiveStatus) -> list[BaseRoute]:
+    """Where the page finds its files, and what the engine is doing."""
     return [
         Route(f"{PREFIX}/plotly.js", plotly_js),
         Route(f"{PREFIX}/words.json", words_json),
+        status.route(f"{PREFIX}/status.json"),
         Mount(PREFIX, StaticFiles(directory=_STATIC)),
     ]

@@ -15,10 +15,17 @@ from . import api, assets, theme, words
 from .compare_tab import CompareTab
 from .controls import Labelled, examples, radio
 from .decode_tab import DecodeTab
+from .live_status import LiveStatus
+from .speed_tab import SpeedTab
 from .streaming import Audience
 
 _STATIC = Path(__file__).parent / "static"
-TABS = ("decode", "compare")
+TABS = ("decode", "compare", "speed")
+STATUS = f"""
+const root = (window.gradio_config?.root ?? "").replace(/\\/$/, "");
+import(root + "{assets.PREFIX}/status.js").then((status) =>
+  status.connect({{ element, files: root + "{assets.PREFIX}/" }}));
+"""
 THREADS = 200  # every page that watches a run holds one while it waits for news
 
 
@@ -42,15 +49,17 @@ def page(engine: Engine, language: str | None = None) -> tuple[gr.Blocks, dict[s
                 tab = DecodeTab(engine, i18n, labelled, chosen, audience)
             with labelled.add(gr.Tab(i18n("page.compare"), id="compare"), label="page.compare"):
                 CompareTab(engine, audience)
+            with labelled.add(gr.Tab(i18n("page.speed"), id="speed"), label="page.speed"):
+                SpeedTab(engine, i18n, labelled, chosen, audience)
         api.endpoints(engine)
         _speak(blocks, engine, labelled, chosen, tab.controls.inputs["prompt"], language)
         blocks.unload(_leaver(audience))
     launch = {
         "theme": theme.theme(),
-        "css_paths": [_STATIC / "page.css"],
+        "css_paths": [_STATIC / "page.css", _STATIC / "batching.css"],
         "head": _head(),
         "i18n": i18n,
-        "app_kwargs": {"routes": assets.routes()},
+        "app_kwargs": {"routes": assets.routes(LiveStatus(engine))},
         "footer_links": ["api"],
         "max_threads": THREADS,
         "ssr_mode": False,
@@ -66,10 +75,18 @@ def _heading(engine: Engine, labelled: Labelled, language: str | None) -> gr.Rad
             gr.HTML(_title(words.FALLBACK), elem_id="title", apply_default_css=False),
             lambda lang: {"value": _title(lang)},
         )
-        labelled.call(
-            gr.HTML(_model(engine, words.FALLBACK), elem_id="model", apply_default_css=False),
-            lambda lang: {"value": _model(engine, lang)},
-        )
+        with gr.Column(elem_id="engine", min_width=120):
+            labelled.call(
+                gr.HTML(_model(engine, words.FALLBACK), elem_id="model", apply_default_css=False),
+                lambda lang: {"value": _model(engine, lang)},
+            )
+            gr.HTML(
+                "",
+                html_template='<div class="status-place"></div>',
+                js_on_load=STATUS,
+                elem_id="status",
+                apply_default_css=False,
+            )
         chosen = radio(
             [(name, code) for code, name in words.LANGUAGES.items()],
             value=language or words.FALLBACK,

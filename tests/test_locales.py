@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent.parent / "playground"
 LANGUAGES = ("en", "tr")
 OWN = "examples."  # prompts to start from: every language has its own
 # What the scripts read: their keys leave the section out.
-SECTIONS = ("stage", "effects")
+SECTIONS = ("stage", "effects", "batching", "status")
 # Placeholders that hold a word or a label and not a number.
 WORDS = {"label", "choice", "name", "field", "value", "allowed", "model", "kind", "these", "list"}
 WORDS |= {"least", "u"}

@@ -51,6 +51,8 @@ export function numbers(language, t) {
     tick: upToOne,
     tickUnit: make({ maximumFractionDigits: 2 }),
     ms: (value) => t("format.ms", { value: value < 10 ? oneDigit(value) : whole(value) }),
-    mib: (bytes) => t("format.mib", { value: oneDigit(bytes / MIB) }),
+    seconds: (ms) => t("format.s", { value: twoDigits(ms / 1000) }),
+    times: twoDigits,
+    mib: (bytes) => t("format.mib", { value: (bytes < 100 * MIB ? oneDigit : whole)(bytes / MIB) }),
   };
 }
