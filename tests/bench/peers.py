@@ -43,6 +43,8 @@ class Peers:
     def __init__(self, engine: Engine, tokens: int, most: list[list[int]]) -> None:
         whole = copy.deepcopy(engine.reference_model())
         self.model = whole.to(engine.device, DTYPES[engine.precision]).eval()
+        # Where a call says None, transformers takes the model's own.
+        self.model.generation_config.eos_token_id = None
         self.tokens = tokens
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
         self.continuous(most)
