@@ -172,6 +172,10 @@ def tables(outcome: Outcome, plan: Plan, made: Sequence[Check]) -> Iterator[str]
         counts = (len(those), ends["finished"], ends["stopped"], ends["vanished"], busy)
         yield f"| {kind} | " + " | ".join(map(str, counts)) + f" | {waits} |"
     yield ""
+    stops = [one.stop_s for one in outcome.heard if one.stop_s is not None]
+    if stops:
+        middle, p95, worst = _quantiles(stops)
+        yield f"a stop took {middle:.2f} s, p95 {p95:.2f} s, worst {worst:.2f} s, seen by its user"
     yield from _load(outcome)
     yield ""
     yield "| check | | seen |"

@@ -21,7 +21,8 @@ LOOK = 0.03  # seconds between two looks at what has come; the client itself loo
 PATIENCE = 120.0  # seconds without news after which a request counts as lost
 SETTLED = 20.0  # seconds in which a stopped request must be over on the client's side
 RETRIES = 12
-NO_RESULT = "Could not find 'data'"  # what the client says of a job that was stopped
+# What the client says of a job that was stopped, the second where it ended at the same moment.
+STOPPED = ("Could not find 'data'", "Did not expect 2 tasks to be done")
 MOST_AT_ONCE = 170  # requests of a rush; gradio lends the app 200 threads
 
 
@@ -36,6 +37,7 @@ class Heard:
         at: seconds since the epoch.
         outcome: `"finished"`, `"stopped"`, `"vanished"`, `"said"` (a sentence), `"lost"`.
         first_s: from the request (the last one, after a busy answer) to the first step.
+        stop_s: from pressing stop until it was over.
         retries: how often the engine was busy.
         waited: whether the engine told a place in the queue.
         prompt_ids: what the model got.
@@ -50,6 +52,7 @@ class Heard:
     outcome: str = "lost"
     first_s: float | None = None
     total_s: float = 0.0
+    stop_s: float | None = None
     retries: int = 0
     waited: bool = False
     prompt_ids: list[int] | None = None
@@ -67,7 +70,13 @@ class User:
     """
 
     def __init__(self, url: str, who: str, asks: list[Ask], record: Path, workers: int = 4) -> None:
-        self.client = Client(url, verbose=False, max_workers=workers, analytics_enabled=False)
+        self.client = Client(
+            url,
+            verbose=False,
+            max_workers=workers,
+            analytics_enabled=False,
+            httpx_kwargs={"timeout": PATIENCE},  # of itself it gives a busy server five seconds
+        )
         self.who, self.asks, self.record = who, asks, record
 
     def live(self, until: float, thinking_s: float, vanishes: bool, seed: str) -> None:
@@ -203,8 +212,8 @@ class User:
                     return self._stop(heard, job), True
             if time.monotonic() > news + PATIENCE:
                 heard.problems.append(f"no news for {PATIENCE:.0f} s after {seen} events")
-                job.cancel()
-                return list(job.outputs()), True
+                events, heard.outcome = self._stop(heard, job), "lost"
+                return events, True
             time.sleep(LOOK)
         events = list(job.outputs())
         if heard.first_s is None and any(event["event"] == "step" for event in events):
@@ -212,17 +221,18 @@ class User:
         return events, False
 
     def _stop(self, heard: Heard, job: Any) -> list[dict]:
-        job.cancel()
-        heard.outcome = "stopped"
+        heard.outcome, start = "stopped", time.monotonic()
         try:
-            job.result(timeout=SETTLED)
+            job.cancel()
+            job.result(timeout=max(0.0, start + SETTLED - time.monotonic()))
         except CancelledError:
             pass
         except TimeoutError:
             heard.problems.append(f"not over {SETTLED:.0f} s after it was stopped")
         except Exception as error:
-            if NO_RESULT not in str(error):
+            if not any(words in str(error) for words in STOPPED):
                 heard.problems.append(f"stopping it gave {str(error)[:200]!r}")
+        heard.stop_s = time.monotonic() - start
         return list(job.outputs())
 
     def _answer(
