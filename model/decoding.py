@@ -42,8 +42,12 @@ class Row:
         """All tokens, those proposed too."""
         return self.context + array("q", self.proposed) if self.proposed else self.context
 
-    def go_on(self, continuation: Continuation, shared: bool) -> Row:
-        """The row that continues this one; with a slot of its own where others continue it too."""
+    def go_on(self, continuation: Continuation, shared: bool, limit: int) -> Row:
+        """The row that continues this one; with a slot of its own where others continue it too.
+
+        Args:
+            limit: tokens that there is room for.
+        """
         context = self.context + array("q", continuation.append)
         # Of what was proposed, the cache keeps what became text. The newest token is always fed
         # again: only running it gives the next logits.
@@ -51,7 +55,7 @@ class Row:
         good = min(held, len(context) - 1)
         slot = self.slot.fork(good) if shared else self.slot
         slot.truncate(good)  # rejected proposals leave no trace
-        return Row(context, slot, continuation.propose)
+        return Row(context, slot, continuation.propose[: max(0, limit - len(context))])
 
     def give_back(self) -> None:
         """The place in the cache, if it has one."""
@@ -178,7 +182,8 @@ class Decoding:
             for i, continuation in enumerate(decision.continuations):
                 # The last child takes its parent's slot over; the ones before it copy.
                 shared = continuation.parent in parents[i + 1 :]
-                rows.append(self.rows[continuation.parent].go_on(continuation, shared))
+                parent = self.rows[continuation.parent]
+                rows.append(parent.go_on(continuation, shared, self._limit))
         except BaseException:  # no memory for a copy
             for row in rows:
                 if all(row.slot is not parent.slot for parent in self.rows):
@@ -212,8 +217,12 @@ class Decoding:
     @property
     def full(self) -> bool:
         """Whether some row has come to the limit, also one whose tokens nobody has reported."""
-        limit = self.prompt_length + self.request.max_new_tokens
-        return any(len(row.context) >= limit for row in self.rows)
+        return any(len(row.context) >= self._limit for row in self.rows)
+
+    @property
+    def _limit(self) -> int:
+        """Tokens that a row can have."""
+        return self.prompt_length + self.request.max_new_tokens
 
     def ended(self, step: Step, end_ids: frozenset[int]) -> str | None:
         """Why the run ends with this step, or None."""

@@ -338,8 +338,7 @@ class Engine:
         """An estimate of when the first of the running sequences will be over."""
         runs = [entry.run for entry in list(self.loop.scheduler.running)]
         left = [run.request.max_new_tokens - len(run.steps) for run in runs]
-        rate = self.status().tokens_per_s
-        return min(left) * len(left) / rate if left and rate else 5.0
+        return min(left, default=0) * self.loop.timeline.pace() or 5.0
 
 
 def _there(device: torch.device, wanted: torch.device) -> bool:

@@ -17,6 +17,7 @@ from .decoding import Clock, Decoding, Row, next_feed
 from .events import Finished, Waiting
 from .kept import Kept
 from .kv_cache import CHUNK
+from .memory import Tidier
 from .places import Places, no_memory
 from .questions import Question, Questions
 from .run import Run
@@ -61,7 +62,7 @@ class Loop:
         self.backbone, self.scheduler, self.text = backbone, scheduler, text
         self.end_ids, self.trace, self.threaded = end_ids, trace, threaded
         self.places = Places(backbone, scheduler)
-        self.timeline = Timeline()
+        self.timeline, self._tidier = Timeline(), Tidier()
         self.closed = False
         self.restarts = self._failures = 0
         self._begin_anew()
@@ -96,7 +97,7 @@ class Loop:
             for entry in self.scheduler.cancelled():
                 self._finish(entry, "cancelled")
                 busy = True
-            self._admit(time.perf_counter())
+            busy |= self._admit(time.perf_counter())
             entries = self.scheduler.next(time.perf_counter())
             if entries:
                 self._advance(entries)
@@ -215,10 +216,13 @@ class Loop:
         self.scheduler.aside = self._questions.nbytes
         return busy
 
-    def _admit(self, now: float) -> None:
+    def _admit(self, now: float) -> bool:
+        """Let in who there is room for. Whether there was anybody."""
+        anybody = False
         self.scheduler.unpark(now)
         while True:
             while (entry := self.scheduler.admit()) is not None:
+                anybody = True
                 try:
                     self._begin(entry)
                 except Exception as error:
@@ -232,6 +236,7 @@ class Loop:
             if entry.place != place:
                 entry.place = place
                 entry.run.tell(Waiting(place))
+        return anybody
 
     def _guarded(self, entry: Entry, act: Callable[..., None], *rest: Any) -> None:
         """A fault in one run ends that run alone."""
@@ -363,6 +368,7 @@ class Loop:
         finally:
             for row in decoding.rows if decoding else ():
                 row.give_back()
+        self._tidier.tidy()
         entry.run.tell(
             Finished(
                 reason=reason,

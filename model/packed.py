@@ -131,6 +131,7 @@ class PackedPass(Cache):
         self.places = [range(0)] * len(feeds)
         self._groups: list[Single | Chunk] = []
         self._layer = 0
+        self.attended = 0  # layers whose attention was asked for
         lone = [i for i, (ids, slot) in enumerate(feeds) if len(ids) == 1 and _single(slot)]
         for group in _neighbours(feeds, lone):
             start, first = len(self.token_ids), feeds[group[0]][1]
@@ -169,6 +170,7 @@ class PackedPass(Cache):
 
         What was made up attends to nothing.
         """
+        self.attended += 1
         found = [group.attend(self._layer, query[0], scale, window) for group in self._groups]
         extra = query.shape[2] - sum(len(place) for place in self.places)
         if extra:
@@ -242,7 +244,8 @@ def _weighed(
     """Attention of a few queries a row. *Shape:* (rows, heads, n, size), (rows, heads, span, size)
 
     In fp32 on the CPU written out: the fused kernel is slower there, and what it makes of a row
-    depends on the thread that it falls to, whose working memory may be aligned otherwise.
+    depends on the thread that it falls to, whose working memory may be aligned otherwise. (In 16
+    bits that hardly ever shows, once in a thousand steps.)
     """
     if query.device.type != "cpu" or query.dtype != torch.float32:
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)

@@ -47,7 +47,8 @@ class Continuation:
     Attributes:
         parent: index of the row it continues; two continuations of one parent fork it.
         append: tokens added to its text.
-        propose: tokens fed behind them in the next step without being part of the text yet.
+        propose: tokens fed behind them in the next step without being part of the text yet. Those
+            beyond the run's limit are left out: `RowLogits.context` tells what was fed.
     """
 
     parent: int

@@ -52,6 +52,11 @@ class Timeline:
     def clear(self) -> None:
         self._turns.clear()
 
+    def pace(self) -> float:
+        """Seconds that a turn takes, as of late; 0 where there was none."""
+        recent = self.turns()[-20:]
+        return sum(turn.duration_s for turn in recent) / len(recent) if recent else 0.0
+
     def rate(self, now: float) -> float:
         """Tokens written a second, of all runs together, in the last `LATELY` seconds."""
         recent = [turn for turn in self.turns() if turn.start_s > now - LATELY]
