@@ -28,6 +28,7 @@ from .scheduler import Scheduler
 from .scoring import scored
 from .status import Status
 from .strategies import Greedy, Strategy
+from .threads import short_lived
 from .timeline import Turn
 from .token_text import TokenText
 from .trace import Trace
@@ -124,9 +125,14 @@ class Engine:
         on = devices.device(limits.get("device", "auto"))
         devices.precision(limits.get("precision", "auto"), on)
         source = name or catalogue().default_id
-        loaded = loading.load(source, progress=progress)
-        engine = cls(loaded.model, loaded.tokenizer, name=loaded.info.id, **limits)
-        engine.info = loaded.info
+
+        def made() -> Engine:
+            loaded = loading.load(source, progress=progress)
+            engine = cls(loaded.model, loaded.tokenizer, name=loaded.info.id, **limits)
+            engine.info = loaded.info
+            return engine
+
+        engine = short_lived(made)
         # The engine has weights of its own making; these would only lie in memory beside them.
         engine._original = lambda: loading.load(source).model
         return engine

@@ -20,6 +20,7 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -30,6 +31,7 @@ from streams import Lane, Lanes, consumed, equal, joining, lengths, percentile, 
 from transformers import logging
 
 from model import Engine
+from model.threads import short_lived
 
 STREAMS = (1, 8, 32)
 ALONE = 4  # prompts of the lane one after the other: its rate is the same for any number
@@ -52,9 +54,8 @@ def main() -> None:
                 f"{torch.get_num_threads()} threads, {chosen.tokens} new tokens a stream, ", end=""
             )
             print(f"{chosen.rounds} rounds\n", flush=True)
-            peers = Peers(engine, chosen.tokens, prompts(engine, lengths(max(STREAMS)), 99))
+            peers = short_lived(partial(Peers, engine, chosen.tokens))
             rounds = measure(lanes(engine, peers, chosen.tokens), chosen.rounds)
-            peers.forget()
         table(rounds)
         ratios(rounds)
 
@@ -116,7 +117,7 @@ def measure(lanes: Lanes, rounds: int) -> dict[str, list[Lane]]:
     measured: dict[str, list[Lane]] = defaultdict(list)
     for number in range(rounds + 1):
         for name, lane in lanes.items():
-            result = lane(number)
+            result = short_lived(partial(lane, number))
             if number:
                 measured[name].append(result)
             print(f"  round {number}, {name}: {result.rate:.1f}", file=sys.stderr, flush=True)

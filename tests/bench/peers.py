@@ -33,21 +33,15 @@ class Clock(StoppingCriteria):
 
 
 class Peers:
-    """The same weights as the engine's, in its precision, in a plain transformers model.
+    """The same weights as the engine's, in its precision, in a plain transformers model."""
 
-    Args:
-        most: of the prompts that there will be at once: `generate_batch` sets itself up for these,
-            here and now, so that neither that nor its warm-up counts.
-    """
-
-    def __init__(self, engine: Engine, tokens: int, most: list[list[int]]) -> None:
+    def __init__(self, engine: Engine, tokens: int) -> None:
         whole = copy.deepcopy(engine.reference_model())
         self.model = whole.to(engine.device, DTYPES[engine.precision]).eval()
         # Where a call says None, transformers takes the model's own.
         self.model.generation_config.eos_token_id = None
         self.tokens = tokens
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-        self.continuous(most)
 
     def one_after_the_other(self, prompts: list[list[int]]) -> Lane:
         """`generate`, once for each. Who comes later waits for all before."""
@@ -63,7 +57,18 @@ class Peers:
         return Lane.of([start] * len(prompts), [times] * len(prompts))
 
     def continuous(self, prompts: list[list[int]]) -> Lane:
-        """`generate_batch`. Its manager stays from one call to the next."""
+        """`generate_batch`, its set-up and a first call not counted.
+
+        Its manager is given up afterwards: its thread takes a good part of a core also while it
+        has nothing to do.
+        """
+        self._batched(prompts)
+        try:
+            return self._batched(prompts)
+        finally:
+            self.model.destroy_cached_continuous_batching_manager()
+
+    def _batched(self, prompts: list[list[int]]) -> Lane:
         start = time.perf_counter()
         made = self.model.generate_batch(
             prompts,
@@ -93,10 +98,6 @@ class Peers:
             feed = logits[:, -1].argmax(-1, keepdim=True)
             times.append(time.perf_counter())
         return Lane.of([start] * len(prompts), [times] * len(prompts))
-
-    def forget(self) -> None:
-        """Give up the manager that `continuous` left, and its memory."""
-        self.model.destroy_cached_continuous_batching_manager()
 
     def _generate(self, prompts: list[list[int]]) -> list[float]:
         """When the tokens of the batch came."""
