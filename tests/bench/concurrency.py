@@ -25,13 +25,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import fair
 import torch
 from peers import Peers
 from streams import Lane, Lanes, consumed, equal, joining, lengths, percentile, prompts
 from transformers import logging
 
 from model import Engine
-from model.threads import short_lived
 
 STREAMS = (1, 8, 32)
 ALONE = 4  # prompts of the lane one after the other: its rate is the same for any number
@@ -54,8 +54,8 @@ def main() -> None:
                 f"{torch.get_num_threads()} threads, {chosen.tokens} new tokens a stream, ", end=""
             )
             print(f"{chosen.rounds} rounds\n", flush=True)
-            peers = short_lived(partial(Peers, engine, chosen.tokens))
-            rounds = measure(lanes(engine, peers, chosen.tokens), chosen.rounds)
+            peers = fair.lane(engine, partial(Peers, engine, chosen.tokens))
+            rounds = measure(engine, lanes(engine, peers, chosen.tokens), chosen.rounds)
         table(rounds)
         ratios(rounds)
 
@@ -112,12 +112,12 @@ def lanes(engine: Engine, peers: Peers, tokens: int) -> Lanes:
     return made
 
 
-def measure(lanes: Lanes, rounds: int) -> dict[str, list[Lane]]:
+def measure(engine: Engine, lanes: Lanes, rounds: int) -> dict[str, list[Lane]]:
     """Every lane in every round; an unmeasured round comes first."""
     measured: dict[str, list[Lane]] = defaultdict(list)
     for number in range(rounds + 1):
         for name, lane in lanes.items():
-            result = short_lived(partial(lane, number))
+            result = fair.lane(engine, partial(lane, number))
             if number:
                 measured[name].append(result)
             print(f"  round {number}, {name}: {result.rate:.1f}", file=sys.stderr, flush=True)

@@ -18,12 +18,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import fair
 import torch
 from transformers import GenerationConfig
 
 from model import Engine, Greedy, Request, Sampling
 from model.backbone import Feed
-from model.threads import short_lived
 
 PROMPT = "The history of the lighthouse begins with a"
 
@@ -35,7 +35,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     with Engine.load(chosen.model, precision="fp32") as engine:
-        rates = measure(lanes(engine, chosen.tokens), chosen.tokens, chosen.rounds)
+        made = fair.lane(engine, lambda: lanes(engine, chosen.tokens))
+        rates = measure(engine, made, chosen.tokens, chosen.rounds)
         print(f"{engine.name}, {engine.device}, fp32, {torch.get_num_threads()} threads, ", end="")
         print(f"{chosen.tokens} new tokens, {chosen.rounds} rounds\n")
         table(rates)
@@ -93,14 +94,14 @@ def lanes(engine: Engine, tokens: int) -> dict[str, Callable[[], int]]:
 
 
 def measure(
-    lanes: dict[str, Callable[[], int]], tokens: int, rounds: int
+    engine: Engine, lanes: dict[str, Callable[[], int]], tokens: int, rounds: int
 ) -> dict[str, list[float]]:
     """Tokens a second of every lane in every round; an unmeasured round comes first."""
     rates: dict[str, list[float]] = {name: [] for name in lanes}
     for number in range(rounds + 1):
         for name, lane in lanes.items():
             start = time.perf_counter()
-            written = short_lived(lane)
+            written = fair.lane(engine, lane)
             seconds = time.perf_counter() - start
             if written != tokens:
                 raise RuntimeError(f"{name} wrote {written} tokens, not {tokens}")
