@@ -12,11 +12,12 @@ from typing import Any
 
 import gradio as gr
 
-from model import Busy, Engine, FieldError, Finished, Gone, Started, Step
+from model import Busy, Engine, FieldError, Finished, Gone, Run, Started, Step, Waiting
 
 from . import settings, words
 
 log = logging.getLogger(__name__)
+PATIENCE = 2.0  # seconds without news after which something is said anyway
 
 
 def endpoints(engine: Engine) -> None:
@@ -68,21 +69,40 @@ def _generate(engine: Engine) -> Callable[..., Iterator[dict]]:
 
         Returns:
             One message per event, each with "event": first "started" (prompt_ids, prompt_labels,
-            model, seed, …), then one "step" per token (index, token_id, text, raw_prob,
-            final_prob, rank, entropy, kept, draw, candidates, …), at last "finished" (reason, text,
-            prefill_s, decode_s, tokens_per_s, cache_bytes).
+            model, seed, …), "waiting" (place) while it waits for its turn, then one "step" per
+            token (index, token_id, text, raw_prob, final_prob, rank, entropy, kept, draw,
+            candidates, …), at last "finished" (reason, text, prefill_s, decode_s, tokens_per_s,
+            cache_bytes).
         """
         given = locals()
         with _Told(language):
             run = engine.stream(settings.request(given))
         try:
-            for event in run:
-                if isinstance(event, (Started, Step, Finished)):
-                    yield {"event": type(event).__name__.lower(), **_plain(event)}
+            yield from _events(run)
         finally:
             run.cancel()
 
     return generate
+
+
+def _events(run: Run) -> Iterator[dict]:
+    """What a run reports, as plain data, until it ends.
+
+    Where there is no news its place in the queue is told again (0: it has left that, and its prompt
+    is being read), since only so a caller who has gone is noticed.
+    """
+    seen = place = 0
+    while True:
+        events = run.wait(seen, timeout=PATIENCE)
+        seen += len(events)
+        if not events:
+            yield {"event": "waiting", "place": place}
+        for event in events:
+            place = event.place if isinstance(event, Waiting) else 0
+            if isinstance(event, (Started, Waiting, Step, Finished)):
+                yield {"event": type(event).__name__.lower(), **_plain(event)}
+            if isinstance(event, Finished):
+                return
 
 
 def _next_token(engine: Engine) -> Callable[..., dict]:
@@ -180,7 +200,7 @@ class _Told:
         return False
 
 
-def _plain(event: Started | Step | Finished) -> dict[str, Any]:
+def _plain(event: Started | Waiting | Step | Finished) -> dict[str, Any]:
     """Its fields. What a fault says of itself is for the log: it may name paths."""
     plain = asdict(event)
     return {**plain, "message": ""} if isinstance(event, Finished) else plain

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
+import tiny_models
 from gradio_client import Client
 from gradio_client.exceptions import AppError
+
+from model import Greedy, Request
+from model.kv_cache import capacity
+from playground import api
 
 pytestmark = pytest.mark.default_model
 
@@ -108,3 +114,24 @@ def test_a_prompt_without_room_says_how_many_tokens_it_has_and_how_many_fit(clie
 def test_a_bad_call_harms_nobody(client):
     complaint(client, "Hello", top_k=-1, api_name="/generate")
     assert client.predict("Hello", api_name="/next_token")["candidates"]
+
+
+def test_who_waits_hears_the_place_again_and_again_and_leaves_none_behind(monkeypatch):
+    """Only so is a caller noticed who has gone."""
+    monkeypatch.setattr(api, "PATIENCE", 0.05)
+    with tiny_models.engine(cache_bytes=capacity(64) * 256) as engine:
+        first = engine.stream(Request(prompt="x", strategy=Greedy(), max_new_tokens=60))
+        first.pace(0.001)  # has the only place, and keeps it
+        first.wait(1, timeout=5)
+        while engine.status().running == 0:
+            time.sleep(0.01)
+        heard = api._generate(engine)("the cat", max_new_tokens=5)
+        assert next(heard)["event"] == "started"
+        assert [next(heard) for _ in range(3)] == [{"event": "waiting", "place": 1}] * 3
+        assert engine.status().waiting == 1
+        heard.close()
+        until = time.perf_counter() + 5
+        while engine.status().waiting and time.perf_counter() < until:
+            time.sleep(0.01)
+        assert engine.status().waiting == 0
+        first.cancel()
