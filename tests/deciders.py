@@ -79,7 +79,8 @@ class _Guesser:
 
     def decide(self, rows: Any) -> Decision:
         (row,) = rows
-        known = len(row.context) - len(self.proposed)
+        fed = row.logits.shape[0] - 1  # those beyond the limit were left out
+        known, self.proposed = len(row.context) - fed, self.proposed[:fed]
         assert row.logits.shape == (1 + len(self.proposed), VOCAB)
         assert tuple(row.context[known:]) == self.proposed
         choices = []

@@ -95,7 +95,7 @@ def test_of_what_was_proposed_the_cache_keeps_what_became_text(
     proposed: tuple[int, ...], append: tuple[int, ...], good: int, shared: bool
 ) -> None:
     row = decoding.Row(array("q", [1, 2, 3]), Recorded(3 + len(proposed)), proposed)
-    after = row.go_on(Continuation(0, append, (4,)), shared)
+    after = row.go_on(Continuation(0, append, (4,)), shared, 10**9)
     assert list(after.context) == [1, 2, 3, *append]
     assert after.slot.cut == good
     assert (after.slot is row.slot) is not shared
@@ -108,7 +108,7 @@ def test_going_on_costs_nothing_at_a_long_text() -> None:
     row = decoding.Row(array("q", range(100_000)), Recorded(100_000))
     began = time.perf_counter()
     for _ in range(20):
-        row.go_on(Continuation(0, (1,)), False)
+        row.go_on(Continuation(0, (1,)), False, 10**9)
     assert (time.perf_counter() - began) / 20 < 1e-3
 
 
@@ -235,3 +235,27 @@ def test_hidden_states_are_what_the_logits_are_made_of(build: Build, architectur
     unasked = Scripted((QUIET,))
     drained(build(architecture).stream(asked(strategy=unasked, max_new_tokens=2)))
     assert all(states is None for ((states, _),) in unasked.hidden)
+
+
+def test_guesses_beyond_the_limit_are_left_out(build: Build) -> None:
+    """There is no room for them in what was promised to the run."""
+    ids = tuple(range(5, 61))
+    oracle = (
+        shared()
+        .generate(asked(None, token_ids=ids, strategy=Greedy(), max_new_tokens=20))
+        .token_ids
+    )
+    engine = build(threaded=False, cache_bytes=64 * 256)
+    fed, forward = [], engine.backbone.forward
+
+    def watched(feeds: Any, *rest: Any) -> Any:
+        made = forward(feeds, *rest)
+        fed.append(feeds[0].slot.length)
+        assert engine.status().cache_bytes <= 64 * 256
+        return made
+
+    engine.backbone.forward = watched
+    strategy = Guessing(oracle, len(ids), guesses=6)
+    run = engine.stream(asked(None, token_ids=ids, strategy=strategy, max_new_tokens=7))
+    assert run.result().token_ids == oracle[:7]
+    assert max(fed) <= len(ids) + 7

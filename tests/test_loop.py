@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,10 +158,26 @@ def test_when_a_place_is_free_is_reckoned_only_for_who_is_turned_away(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = build(max_waiting=1, threaded=False)
-    monkeypatch.setattr(engine, "status", lambda: pytest.fail("reckoned"))
+    monkeypatch.setattr(engine.loop.timeline, "pace", lambda: pytest.fail("reckoned"))
     engine.stream(asked())
     with pytest.raises(pytest.fail.Exception, match="reckoned"):
         engine.stream(asked())
+
+
+def test_busy_is_reckoned_from_how_long_steps_take(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from the first seconds, when hardly any token has come."""
+    engine = build(max_waiting=1, threaded=False)
+    engine.stream(asked(max_new_tokens=1000))
+    for _ in range(30):
+        engine.step()
+    slow = [replace(turn, duration_s=0.02, written=0) for turn in engine.timeline()]
+    monkeypatch.setattr(engine.loop.timeline, "turns", lambda: slow)
+    engine.stream(asked())
+    with pytest.raises(Busy) as caught:
+        engine.stream(asked())
+    assert caught.value.seconds == pytest.approx(970 * 0.02)
 
 
 def test_first_come_first_served(build: Build) -> None:
