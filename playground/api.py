@@ -5,18 +5,16 @@ Every argument is checked by the engine; what is wrong comes back as an error wi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
 
-from model import Busy, Engine, FieldError, Finished, Gone, Run, Started, Step, Waiting
+from model import Engine, Finished, Run, Started, Step, Waiting
 
 from . import settings, words
 
-log = logging.getLogger(__name__)
 PATIENCE = 2.0  # seconds without news after which something is said anyway
 
 
@@ -193,8 +191,6 @@ class _Told:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         if isinstance(error, Exception):
-            if not isinstance(error, (FieldError, Busy, Gone)):
-                log.exception("an endpoint failed", exc_info=error)
             # gradio passes the text of its own errors on to the caller, and only of those.
             raise gr.Error(words.complaint(self.language, error), print_exception=False) from None
         return False

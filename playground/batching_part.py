@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
 
-from model import Busy, Engine, FieldError
-
 from . import streaming, words
-from .assets import PREFIX
 from .batching_lab import WAYS, Lab, workload
-from .controls import Labelled, examples, slider
-from .streaming import Audience
+from .controls import examples, slider
+from .live import STREAMS, live
+from .surroundings import Surroundings
 
-log = logging.getLogger(__name__)
 PLACE = "batching"  # what this part is called among the places of a page that watch something
 # What the sliders offer: least, most, step, at first.
 OFFERS = {
@@ -27,54 +23,36 @@ OFFERS = {
     "slots": (1, 8, 1, 4),
 }
 
-LOADER = f"""
-const root = (window.gradio_config?.root ?? "").replace(/\\/$/, "");
-import(root + "{PREFIX}/batching.js").then((batching) =>
-  batching.connect({{ element, props, watch, server, files: root + "{PREFIX}/" }}));
-"""
-
 
 class BatchingPart:
     """Builds the part inside the current `gr.Blocks` and wires it to the engine.
 
-    Args: as for `SpeedTab`.
+    Args:
+        around: what every tab is built with.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        i18n: gr.I18n,
-        labelled: Labelled,
-        language: gr.components.Component,
-        audience: Audience,
-    ) -> None:
-        self.engine, self.audience = engine, audience
-        self._i18n, self._labelled = i18n, labelled
+    def __init__(self, around: Surroundings) -> None:
+        self.engine, self.audience = around.engine, around.audience
+        self._i18n, self._labelled = around.i18n, around.labelled
         self.inputs: dict[str, Any] = {}
         self._labs: dict[str, Lab] = {}
         with gr.Row(elem_id="batching"):
             with gr.Column(elem_id="batching-controls", min_width=280):
                 self._controls()
             with gr.Column(elem_id="batching-view", min_width=280):
-                self.view = gr.HTML(
-                    value="",
+                self.view = live(
+                    "batching",
+                    "batching-place",
+                    "batching-pictures",
                     ways=WAYS,
-                    html_template='<div class="batching-place"></div>',
-                    js_on_load=LOADER,
                     server_functions=[self._stopper()],
-                    elem_id="batching-pictures",
-                    apply_default_css=False,
                 )
         started = self.run.click(
             self._run,
-            [language, *self.inputs.values()],
+            [around.language, *self.inputs.values()],
             self.view,
             js="(...values) => { window.playgroundBatching?.starting(); return values; }",
-            # The newest press counts: gradio would drop it while an earlier one is under way.
-            trigger_mode="multiple",
-            concurrency_limit=None,
-            show_progress="hidden",
-            api_visibility="private",
+            **STREAMS,
         )
         # Whatever became of it:
         started.then(None, None, None, js="() => { window.playgroundBatching?.settled(); }")
@@ -131,8 +109,6 @@ class BatchingPart:
             for message in lab.messages():
                 yield streaming.encoded(message)
         except Exception as error:  # a sentence reaches the reader, whatever it is
-            if not isinstance(error, (FieldError, Busy)):
-                log.exception("a lab of batching ended")
             told = {"error": {"text": words.complaint(language, error, "batching.run")}}
             yield streaming.encoded(told | ({"lab": lab.handle} if lab else {}))
         finally:

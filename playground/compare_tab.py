@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -10,28 +9,19 @@ from typing import Any
 
 import gradio as gr
 
-from model import Busy, Engine, FieldError, Gone, Request, Run, TextMeasures
+from model import Engine, FieldError, Request, Run, TextMeasures
 
 from . import settings, streaming, words
-from .assets import PREFIX
 from .controls import LENGTH, examples, foreign
+from .live import STREAMS, live
 from .settings import KNOBS, STRATEGIES
 from .stage import answers
-from .streaming import Audience
+from .surroundings import Surroundings
 
-log = logging.getLogger(__name__)
-EXPECTED = (FieldError, Busy, Gone)
 PLACE = "compare"  # what this tab is called among the places of a page that watch runs
 FEWEST, MOST = 2, 6  # columns
 CANDIDATES = 10  # reported with every step, as many as the picture of one shows at first
 START = "stage.compare.start"  # the name of the button
-
-LOADER = f"""
-const root = (window.gradio_config?.root ?? "").replace(/\\/$/, "");
-// Event of this component: 'compare' (run these columns).
-import(root + "{PREFIX}/compare.js").then((compare) =>
-  compare.connect({{ element, props, watch, trigger, server, files: root + "{PREFIX}/" }}));
-"""
 
 
 class CompareTab:
@@ -40,15 +30,19 @@ class CompareTab:
     Everything on it is drawn in the browser; one event starts all columns and brings their news.
 
     Args:
-        engine: what decodes.
-        audience: knows which page watches which runs.
+        around: what every tab is built with.
     """
 
-    def __init__(self, engine: Engine, audience: Audience) -> None:
-        self.engine, self.audience = engine, audience
+    def __init__(self, around: Surroundings) -> None:
+        engine = self.engine = around.engine
+        self.audience = around.audience
         least, most, _ = LENGTH
-        self.board = gr.HTML(
-            value="",
+        self.board = live(
+            "compare",
+            "compare-place",
+            "compare",
+            gives=("props", "watch", "trigger", "server"),
+            events=("compare",),  # run these columns
             strategies=STRATEGIES,
             knobs=[asdict(knob) for knob in KNOBS.values()],
             length=[least, most],
@@ -57,22 +51,9 @@ class CompareTab:
                 lang: [text for (text,) in examples(engine, lang)] for lang in words.LANGUAGES
             },
             notes={lang: foreign(engine, lang) for lang in words.LANGUAGES},
-            html_template='<div class="compare-place"></div>',
-            js_on_load=LOADER,
             server_functions=answers(engine, "look", "steps", "stop"),
-            elem_id="compare",
-            apply_default_css=False,
         )
-        quiet = {"show_progress": "hidden", "api_visibility": "private"}
-        # The newest press counts: gradio would drop it while an earlier one is still under way.
-        compared = self.board.compare(
-            self._compare,
-            None,
-            self.board,
-            trigger_mode="multiple",
-            concurrency_limit=None,
-            **quiet,
-        )
+        compared = self.board.compare(self._compare, None, self.board, **STREAMS)
         compared.then(  # whatever became of it
             None, None, None, js="() => { window.playgroundCompare?.settled(); }"
         )
@@ -170,6 +151,4 @@ def _finite(value: float | None) -> bool:
 
 
 def _sentence(asked: dict[str, Any], error: Exception) -> str:
-    if not isinstance(error, EXPECTED):
-        log.error("a column could not be shown", exc_info=error)
     return words.complaint(asked.get("language"), error, button=START)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import gradio as gr
 
-from model import Busy, Engine, FieldError, Gone
+from model import FieldError
 
 from . import settings, streaming, words
-from .controls import PACES, Controls, Labelled
+from .controls import PACES, Controls
+from .live import QUIET, STREAMS
 from .settings import KNOBS, PENALTIES
 from .stage import stage
-from .streaming import Audience
+from .surroundings import Surroundings
 
-log = logging.getLogger(__name__)
-EXPECTED = (FieldError, Busy, Gone)
 PLACE = "decode"  # what this tab is called among the places of a page that watch runs
 
 
@@ -25,47 +23,34 @@ class DecodeTab:
     """Builds the tab inside the current `gr.Blocks` and wires it to the engine.
 
     Args:
-        engine: what decodes.
-        i18n: the page's words as gradio resolves them by the browser's language.
-        labelled: collects what a language switch has to relabel.
-        language: the component that holds the reader's language.
-        audience: knows which page watches which runs.
+        around: what every tab is built with.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        i18n: gr.I18n,
-        labelled: Labelled,
-        language: gr.components.Component,
-        audience: Audience,
-    ) -> None:
-        self.engine, self.language, self.audience = engine, language, audience
+    def __init__(self, around: Surroundings) -> None:
+        self.engine, self.language = around.engine, around.language
+        self.audience = around.audience
         with gr.Row(elem_id="decode"):
-            self.controls = Controls(engine, i18n, labelled)
+            self.controls = Controls(around.engine, around.i18n, around.labelled)
             with gr.Column(elem_id="view", min_width=280):
-                self.stage = stage(engine, ["strategy", *KNOBS], list(PACES))
+                self.stage = stage(around.engine, ["strategy", *KNOBS], list(PACES))
         self._wire()
 
     def _wire(self) -> None:
         controls = self.controls
-        quiet = {"show_progress": "hidden", "api_visibility": "private"}
-        # The newest press counts: gradio would drop it while an earlier one is still under way.
-        runs = {"trigger_mode": "multiple", "concurrency_limit": None, **quiet}
         values = list(controls.inputs.values())
         started = controls.generate.click(
             self._generate,
             [self.language, *values],
             self.stage,
             js="(...values) => { window.playground?.starting(); return values; }",
-            **runs,
+            **STREAMS,
         )
-        branched = self.stage.branch(self._branch, [self.language, *values], self.stage, **runs)
+        branched = self.stage.branch(self._branch, [self.language, *values], self.stage, **STREAMS)
         for event in (started, branched):  # whatever became of it
             event.then(None, None, None, js="() => { window.playground?.settled(); }")
         knobs = [controls.inputs["strategy"], *(controls.inputs[name] for name in KNOBS)]
-        self.stage.seed(_seed_of, None, controls.inputs["seed"], queue=False, **quiet)
-        self.stage.settings(self._set_knobs, None, knobs, queue=False, **quiet)
+        self.stage.seed(_seed_of, None, controls.inputs["seed"], queue=False, **QUIET)
+        self.stage.settings(self._set_knobs, None, knobs, queue=False, **QUIET)
         gr.on(
             [knob.change for knob in knobs],
             None,
@@ -81,7 +66,7 @@ class DecodeTab:
             controls.examples,
             controls.inputs["prompt"],
             queue=False,
-            **quiet,
+            **QUIET,
         )
         for button, name in (
             (controls.stop, "stop"),
@@ -143,8 +128,6 @@ class DecodeTab:
             for message in streaming.follow(self.engine, run, self.audience.frame):
                 yield streaming.encoded(message)
         except Exception as error:  # a sentence reaches the reader, whatever it is
-            if not isinstance(error, EXPECTED):
-                log.exception("a run could not be shown")
             yield streaming.encoded({"error": {"text": words.complaint(language, error)}})
         finally:
             if run is not None:

@@ -15,17 +15,14 @@ from . import api, assets, theme, words
 from .compare_tab import CompareTab
 from .controls import Labelled, examples, radio
 from .decode_tab import DecodeTab
+from .live import QUIET, live
 from .live_status import LiveStatus
 from .speed_tab import SpeedTab
 from .streaming import Audience
+from .surroundings import Surroundings
 
 _STATIC = Path(__file__).parent / "static"
 TABS = ("decode", "compare", "speed")
-STATUS = f"""
-const root = (window.gradio_config?.root ?? "").replace(/\\/$/, "");
-import(root + "{assets.PREFIX}/status.js").then((status) =>
-  status.connect({{ element, files: root + "{assets.PREFIX}/" }}));
-"""
 THREADS = 200  # every page that watches a run holds one while it waits for news
 
 
@@ -44,13 +41,14 @@ def page(engine: Engine, language: str | None = None) -> tuple[gr.Blocks, dict[s
         fill_width=True,
     ) as blocks:
         chosen = _heading(engine, labelled, language)
+        around = Surroundings(engine, i18n, labelled, chosen, audience)
         with gr.Tabs(elem_id="tabs"):
             with labelled.add(gr.Tab(i18n("page.decode"), id="decode"), label="page.decode"):
-                tab = DecodeTab(engine, i18n, labelled, chosen, audience)
+                tab = DecodeTab(around)
             with labelled.add(gr.Tab(i18n("page.compare"), id="compare"), label="page.compare"):
-                CompareTab(engine, audience)
+                CompareTab(around)
             with labelled.add(gr.Tab(i18n("page.speed"), id="speed"), label="page.speed"):
-                SpeedTab(engine, i18n, labelled, chosen, audience)
+                SpeedTab(around)
         api.endpoints(engine)
         _speak(blocks, engine, labelled, chosen, tab.controls.inputs["prompt"], language)
         blocks.unload(_leaver(audience))
@@ -80,13 +78,7 @@ def _heading(engine: Engine, labelled: Labelled, language: str | None) -> gr.Rad
                 gr.HTML(_model(engine, words.FALLBACK), elem_id="model", apply_default_css=False),
                 lambda lang: {"value": _model(engine, lang)},
             )
-            gr.HTML(
-                "",
-                html_template='<div class="status-place"></div>',
-                js_on_load=STATUS,
-                elem_id="status",
-                apply_default_css=False,
-            )
+            live("status", "status-place", "status", gives=())
         chosen = radio(
             [(name, code) for code, name in words.LANGUAGES.items()],
             value=language or words.FALLBACK,
@@ -136,11 +128,7 @@ def _speak(
 
     It opens with a prompt of the reader's language where the model knows that.
     """
-    options = {
-        "queue": False,
-        "show_progress": "hidden",
-        "api_visibility": "private",
-    }
+    options = {"queue": False, **QUIET}
     forced = "null" if language is None else f'"{language}"'
     opened = blocks.load(
         lambda lang: [words.language(lang), *labelled.in_language(lang)],

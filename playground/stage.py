@@ -10,15 +10,7 @@ import gradio as gr
 from model import Engine
 
 from . import messages, settings, words
-from .assets import PREFIX
-
-LOADER = f"""
-const root = (window.gradio_config?.root ?? "").replace(/\\/$/, "");
-// Events of this component: 'branch' (decode on from a step), 'settings' (set the knobs),
-// 'seed' (set the seed).
-import(root + "{PREFIX}/decode.js").then((decode) =>
-  decode.connect({{ element, props, watch, trigger, server, files: root + "{PREFIX}/" }}));
-"""
+from .live import live
 
 
 def stage(engine: Engine, knobs: list[str], paces: list[float | None]) -> gr.HTML:
@@ -29,15 +21,16 @@ def stage(engine: Engine, knobs: list[str], paces: list[float | None]) -> gr.HTM
         knobs: names of the settings in the order in which the scripts are told their values.
         paces: what the choices of the pace control mean, tokens a second.
     """
-    return gr.HTML(
-        value="",
+    return live(
+        "decode",
+        "stage-place",
+        "stage",
+        gives=("props", "watch", "trigger", "server"),
+        # Decode on from a step; set the knobs; set the seed.
+        events=("branch", "settings", "seed"),
         knobs=knobs,
         paces=paces,
-        html_template='<div class="stage-place"></div>',
-        js_on_load=LOADER,
         server_functions=answers(engine),
-        elem_id="stage",
-        apply_default_css=False,
     )
 
 

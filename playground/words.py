@@ -6,12 +6,14 @@ They live in `locales/*.json`: one file a language, nested, `{name}` where a val
 from __future__ import annotations
 
 import json
+import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from model import Busy, FieldError, Gone, ModelUnavailable
 
+log = logging.getLogger(__name__)
 LANGUAGES = {"en": "English", "tr": "Türkçe"}
 FALLBACK = "en"
 _FOLDER = Path(__file__).parent / "locales"
@@ -79,7 +81,8 @@ def field_name(in_language: str, field: str) -> str:
 def complaint(in_language: str, error: Exception, button: str = "controls.generate") -> str:
     """What is wrong and what to do next, in the reader's language.
 
-    Errors that no one foresaw are told apart by their kind alone: their text may name paths.
+    Errors that no one foresaw are told apart by their kind alone: their text may name paths. That
+    goes to the log.
 
     Args:
         button: key of the name of the button that starts afresh.
@@ -100,6 +103,7 @@ def complaint(in_language: str, error: Exception, button: str = "controls.genera
         case ModelUnavailable():
             return say(in_language, "errors.model", model=error.model)
         case _:
+            log.error("a reader was told of an error that nobody foresaw", exc_info=error)
             kind = type(error).__name__
             return say(in_language, "errors.unforeseen", kind=kind, button=button)
 

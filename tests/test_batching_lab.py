@@ -18,6 +18,7 @@ from playground.batching_lab import WAYS, Lab, workload
 from playground.batching_part import OFFERS, BatchingPart
 from playground.controls import Labelled
 from playground.streaming import Audience
+from playground.surroundings import Surroundings
 
 PROMPTS = ["once upon a time", "the cat is on the mat"]
 VALUES = {"requests": 6, "shortest": 2, "longest": 9, "spread_s": 0, "slots": 3, "seed": "7"}
@@ -42,7 +43,7 @@ def idle_part() -> BatchingPart:
 def built(engine) -> BatchingPart:
     with gr.Blocks():
         language = gr.Radio(["en", "tr"])
-        return BatchingPart(engine, gr.I18n(), Labelled(), language, Audience())
+        return BatchingPart(Surroundings(engine, gr.I18n(), Labelled(), language, Audience()))
 
 
 def pressed(part: BatchingPart, language: str = "en", session: str = "page", **values: Any):

@@ -12,7 +12,9 @@ import pytest
 from model import Busy, TextMeasures
 from playground import streaming
 from playground.compare_tab import CompareTab
+from playground.controls import Labelled
 from playground.streaming import Audience
+from playground.surroundings import Surroundings
 
 GREEDY, SAMPLING = {"strategy": "greedy"}, {"strategy": "sampling", "seed": 1}
 
@@ -25,7 +27,7 @@ def _no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tab(engine) -> CompareTab:
     with gr.Blocks():
-        return CompareTab(engine, Audience())
+        return CompareTab(Surroundings(engine, gr.I18n(), Labelled(), gr.Radio(), Audience()))
 
 
 def asked(**more: Any) -> dict[str, Any]:
