@@ -1,7 +1,7 @@
 // The course over all steps: probability of the written token, uncertainty, time; one x axis.
 import { h } from "./dom.js";
 import { baseLayout, changes, picture } from "./picture.js";
-import { MARGIN, pointing, selection, stepsAxis } from "./steps_axis.js";
+import { MARGIN, amongAxis, pointing, rowAxis, selection, shareAxis, stepsAxis } from "./steps_axis.js";
 
 const HEIGHT = 380;
 const ROWS = [
@@ -123,29 +123,10 @@ export function course({ t, n, tip, select }) {
       times(many),
     ];
     const layout = baseLayout(colours, plot.clientWidth, HEIGHT, { ...MARGIN, t: 18, b: 26 });
-    const axis = (i, rest) => ({
-      domain: ROWS[i],
-      fixedrange: true,
-      zeroline: false,
-      gridcolor: colours.line,
-      color: colours.soft,
-      ...rest,
-    });
     layout.xaxis = { ...stepsAxis(covered, colours, n), anchor: "y3" };
-    layout.yaxis = axis(0, {
-      range: [-0.02, 1.02],
-      tickvals: [0, 0.5, 1],
-      ticktext: [0, 0.5, 1].map(n.share),
-    });
-    const top = Math.max(1, Math.ceil(Math.log10(Math.max(1, ...among))));
-    const powers = Array.from({ length: top + 1 }, (_, i) => 10 ** i);
-    layout.yaxis2 = axis(1, {
-      type: "log",
-      range: [-0.05, top],
-      tickvals: powers,
-      ticktext: powers.map(n.count),
-    });
-    layout.yaxis3 = axis(2, {
+    layout.yaxis = shareAxis(ROWS[0], colours, n);
+    layout.yaxis2 = amongAxis(ROWS[1], colours, n, Math.max(...among));
+    layout.yaxis3 = rowAxis(ROWS[2], colours, {
       range: [0, longest * 1.05],
       tickvals: [0, longest],
       ticktext: [n.count(0), n.count(longest)],

@@ -1,7 +1,7 @@
 // The courses of all columns on common axes: probability of the written token, and uncertainty.
 import { h, say } from "./dom.js";
 import { baseLayout, changes, picture } from "./picture.js";
-import { MARGIN, pointing, selection, stepsAxis } from "./steps_axis.js";
+import { MARGIN, amongAxis, pointing, selection, shareAxis, stepsAxis } from "./steps_axis.js";
 import { DASHES, MARKS, swatch } from "./swatch.js";
 
 const HEIGHT = 460;
@@ -165,29 +165,10 @@ export function courses({ t, n, tip }, on) {
       ...trace(steps, place, "among", (step) => step.entropy, "y2", Math.exp),
     ]);
     const layout = baseLayout(colours, plot.clientWidth, HEIGHT, { ...MARGIN, t: TOP, b: FOOT });
-    const axis = (i, rest) => ({
-      domain: ROWS[i],
-      fixedrange: true,
-      zeroline: false,
-      gridcolor: colours.line,
-      color: colours.soft,
-      ...rest,
-    });
     layout.xaxis = { ...stepsAxis(covered, colours, n), anchor: "y2" };
-    layout.yaxis = axis(0, {
-      range: [-0.02, 1.02],
-      tickvals: [0, 0.5, 1],
-      ticktext: [0, 0.5, 1].map(n.share),
-    });
+    layout.yaxis = shareAxis(ROWS[0], colours, n);
     const most = Math.max(10, ...shown.flat().map((step) => Math.exp(step.entropy)));
-    const top = Math.ceil(Math.log10(most));
-    const powers = Array.from({ length: top + 1 }, (_, i) => 10 ** i);
-    layout.yaxis2 = axis(1, {
-      type: "log",
-      range: [-0.05, top],
-      tickvals: powers,
-      ticktext: powers.map(n.count),
-    });
+    layout.yaxis2 = amongAxis(ROWS[1], colours, n, most);
     // Where all texts are still the same there is one line under all the others.
     if (agreed > 0) {
       layout.shapes = ROWS.map(([y0, y1]) => ({

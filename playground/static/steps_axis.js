@@ -51,6 +51,36 @@ export function stepsAxis(span, colours, n) {
   };
 }
 
+/** The axis of one row of drawings, which lie above each other. @param {number[]} domain its part */
+export const rowAxis = (domain, colours, rest) => ({
+  domain,
+  fixedrange: true,
+  zeroline: false,
+  gridcolor: colours.line,
+  color: colours.soft,
+  ...rest,
+});
+
+/** Probability, from 0 to 1. */
+export const shareAxis = (domain, colours, n) =>
+  rowAxis(domain, colours, {
+    range: [-0.02, 1.02],
+    tickvals: [0, 0.5, 1],
+    ticktext: [0, 0.5, 1].map(n.share),
+  });
+
+/** How many equally likely tokens it is like, by powers of ten up to `most`. */
+export function amongAxis(domain, colours, n, most) {
+  const top = Math.max(1, Math.ceil(Math.log10(Math.max(1, most))));
+  const powers = Array.from({ length: top + 1 }, (_, i) => 10 ** i);
+  return rowAxis(domain, colours, {
+    type: "log",
+    range: [-0.05, top],
+    tickvals: powers,
+    ticktext: powers.map(n.count),
+  });
+}
+
 /** The selected step: a band over the drawing, so that selecting redraws nothing. */
 export function selection() {
   const element = h("div.selection", { "aria-hidden": "true", hidden: true });
