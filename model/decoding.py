@@ -34,8 +34,7 @@ class Row:
     @property
     def unfed(self) -> array[int]:
         """Tokens whose keys and values are not there."""
-        done = self.slot.length if self.slot is not None else 0
-        return self.context[done:] + array("q", self.proposed)
+        return self.context[self.slot.length :] + array("q", self.proposed)
 
     @property
     def seen(self) -> array[int]:

@@ -8,11 +8,13 @@ oneDNN's matrix kernels both are gone: each row is the same in any company of at
 
 from __future__ import annotations
 
+import logging
 import platform
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
+log = logging.getLogger(__name__)
 ROWS = 32  # what the layout is made for; it serves any number
 LEAST = 2  # one row alone may take another kernel
 TRIED = (2, 3, 5, 8, 17, 33, 64, 100)  # row counts that are compared
@@ -53,19 +55,22 @@ def pack(model: torch.nn.Module) -> bool:
         for name, layer in parent.named_children()
         if type(layer) in (torch.nn.Linear, Conv1D)
     ]
-    shapes: dict[tuple[int, ...], torch.nn.Module] = {}
-    for _, _, layer in found:
-        shapes.setdefault(tuple(layer.weight.shape), layer)
-    if not _here(model) or not all(_sound(layer) for layer in shapes.values()):
+    if not _here(model):
         return False
-    made: dict[int, PackedLinear] = {}  # one for layers that share their weight
+    made: dict[tuple[int, int], PackedLinear] = {}  # one for layers that share what they are of
+    tried: set[torch.Size] = set()
+    for _, _, layer in found:
+        if layer.weight.shape not in tried:
+            packed = _packed(layer)
+            if packed is None:
+                return False
+            made[id(layer.weight), id(layer.bias)] = packed
+            tried.add(layer.weight.shape)
     for parent, name, layer in found:
-        key = id(layer.weight)
-        if layer.bias is None and key in made:
-            setattr(parent, name, made[key])
-            continue
-        packed = made[key] = PackedLinear(*_matrix(layer))
-        setattr(parent, name, packed)
+        key = id(layer.weight), id(layer.bias)
+        if key not in made:
+            made[key] = PackedLinear(*_matrix(layer))
+        setattr(parent, name, made[key])
     return True
 
 
@@ -86,18 +91,25 @@ def _matrix(layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
     return weight, layer.bias
 
 
-@torch.inference_mode()
-def _sound(layer: torch.nn.Module) -> bool:
-    """Whether a packed layer computes what the plain one does, every row for itself."""
+def _packed(layer: torch.nn.Module) -> PackedLinear | None:
+    """The layer packed, if that computes what the plain one does, every row for itself."""
     try:
         packed = PackedLinear(*_matrix(layer))
-        states = torch.Generator().manual_seed(0)
-        size = (max(TRIED), packed.in_features)
-        x = torch.randn(size, generator=states).to(layer.weight.dtype)
-        whole = packed(x)
-        close = 1e-4 if x.dtype == torch.float32 else 2e-2
-        scale = whole.abs().max().item()
-        alike = torch.allclose(whole, layer(x), rtol=close, atol=close * scale)
-        return alike and all(torch.equal(packed(x[:n]), whole[:n]) for n in TRIED)
-    except (RuntimeError, NotImplementedError, AttributeError):  # a build without these kernels
-        return False
+        return packed if _alike(layer, packed) else None
+    except (RuntimeError, AttributeError) as error:
+        # These operators are torch's own business, made for its compiler: a build without oneDNN
+        # does not have them, another version may name them otherwise, and some CPUs refuse a shape
+        # or a type. Plain layers do the same work, so that is no reason not to start.
+        log.info("linear layers stay as they are: %s", error)
+        return None
+
+
+@torch.inference_mode()
+def _alike(layer: torch.nn.Module, packed: PackedLinear) -> bool:
+    states = torch.Generator().manual_seed(0)
+    x = torch.randn((max(TRIED), packed.in_features), generator=states).to(layer.weight.dtype)
+    whole = packed(x)
+    close = 1e-4 if x.dtype == torch.float32 else 2e-2
+    scale = whole.abs().max().item()
+    alike = torch.allclose(whole, layer(x), rtol=close, atol=close * scale)
+    return alike and all(torch.equal(packed(x[:n]), whole[:n]) for n in TRIED)

@@ -10,13 +10,12 @@ from typing import Any
 from . import ranges
 from .draw import new_seed
 from .request import Request
-from .strategies import Sampling
+from .strategies import LARGEST_SEED, Sampling
 
 REQUESTS = (2, 32)
 LENGTHS = (1, 64)  # new tokens of one request
 SLOTS = (1, 8)
 LONGEST_SPREAD = 30.0  # seconds from the first arrival to the last
-MOST_SEED = 2**53 - 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Workload:
         longest = ranges.whole("longest", longest, shortest, LENGTHS[1])
         spread_s = ranges.number("spread_s", spread_s, 0, LONGEST_SPREAD)
         slots = ranges.whole("slots", slots, *SLOTS)
-        seed = new_seed() if seed is None else ranges.whole("seed", seed, 0, MOST_SEED)
+        seed = new_seed() if seed is None else ranges.whole("seed", seed, 0, LARGEST_SEED)
         chance = random.Random(seed)
         moments = sorted(chance.uniform(0, spread_s) for _ in range(requests - 1))
         order = chance.sample(list(prompts), len(prompts))
