@@ -98,7 +98,9 @@ def test_rooms_are_named_by_nouns_of_the_field() -> None:
 def listed() -> set[str]:
     """Names at the top that are part of the project, or would be with the next `git add`."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("needs the project's git repository")
+        # An archive or an image of the project holds just what was put into it; which files of a
+        # working tree belong to it (and not to a virtual environment, a cache) git alone knows.
+        pytest.skip("this copy has no git repository to ask which files are the project's")
     told = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

@@ -378,7 +378,10 @@ def test_a_lone_token_is_always_drawn():
     assert (made.kept, made.kept_prob, made.entropy) == (1, 1.0, 0.0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="compares logits on a GPU with the same on the CPU, and there is no CUDA device here",
+)
 def test_logits_on_a_gpu_give_the_same_answers():
     row = large("normal")
     values = {"repetition_penalty": 1.2, "temperature": 0.8, "top_k": 50, "top_p": 0.9}

@@ -90,6 +90,14 @@ def in_company(model: TransformersBackbone, dice: random.Random, rows: list[Row]
             row.take(output)
 
 
+def same(model: TransformersBackbone, made: torch.Tensor, wanted: torch.Tensor) -> None:
+    """To the last bit; but for rounding where the machine's matrix products mix rows."""
+    if model.alone:
+        assert torch.equal(made, wanted)
+    else:
+        torch.testing.assert_close(made, wanted, **CLOSE)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *UNPACKED])
 def test_rows_in_company_give_what_the_model_gives_each(architecture: str, seed: int) -> None:
@@ -117,8 +125,6 @@ def test_rows_in_company_give_what_the_model_gives_each(architecture: str, seed:
 def test_a_row_is_the_same_to_the_last_bit_in_any_company(architecture: str, seed: int) -> None:
     """Whoever else is there, however many tokens come at once, wherever in the cache it is."""
     dice, model = random.Random(seed), backbone(architecture)
-    if not model.alone:
-        pytest.skip("matrix products of this machine don't keep rows apart")
     asked = texts(dice, 12)
     alone = [one_by_one(model, *text) for text in asked]
     rows = [Row(model.slots, *text) for text in asked]
@@ -126,9 +132,9 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(architecture: str, see
     for row, lonely in zip(rows, alone, strict=True):
         assert row.slot.exact == len(row.ids)
         for at, logits in row.logits.items():
-            assert torch.equal(logits, lonely.logits[at])
+            same(model, logits, lonely.logits[at])
         for at, states in row.hidden.items():
-            assert torch.equal(states, lonely.hidden[at])
+            same(model, states, lonely.hidden[at])
         row.slot.release()
 
 
@@ -136,8 +142,6 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(architecture: str, see
 def test_neighbours_of_very_different_lengths(architecture: str) -> None:
     """They share a bank, and what is looked at goes as far as the longest."""
     model = backbone(architecture)
-    if not model.alone:
-        pytest.skip("matrix products of this machine don't keep rows apart")
     lengths = (2, 900, 30, 500)
     asked = [
         ([(n * i) % VOCAB for i in range(length)], length - 1)
@@ -153,7 +157,7 @@ def test_neighbours_of_very_different_lengths(architecture: str) -> None:
             model.forward([row.feed(row.slot.piece(row.left, CHUNK), 0)])
     outputs = model.forward([row.feed(1, 1) for row in rows])
     for output, wanted in zip(outputs, alone, strict=True):
-        assert torch.equal(output.logits[-1], wanted)
+        same(model, output.logits[-1], wanted)
     for row in rows:
         row.slot.release()
 

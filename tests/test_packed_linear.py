@@ -40,9 +40,11 @@ def test_it_is_the_same_map(kind: str, shape: tuple[int, int], dtype: torch.dtyp
     torch.manual_seed(1)
     layer = layers(*shape)[kind].to(dtype)
     holder = torch.nn.Sequential(copy.deepcopy(layer))
-    if not pack(holder):
+    if not pack(holder):  # a CPU without bf16 in its instructions: the layer stays as it is
         assert dtype == torch.bfloat16
-        pytest.skip("no kernels for bf16 here")
+        assert not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        assert type(holder[0]) is type(layer)
+        return
     (packed,) = holder
     assert type(packed) is PackedLinear
     assert (packed.in_features, packed.out_features) == shape
