@@ -15,6 +15,8 @@ class Status:
     """Bytes are of KV caches, as buffers in memory, and of traces.
 
     Attributes:
+        exact: whether a text is the same to the last bit whoever else is served; else but for
+            rounding, so that a near-tie may fall the other way.
         running, waiting: how many runs.
         cache_bytes: of the cache that running runs share.
         cache_budget: what that and what is kept may take together.
@@ -27,6 +29,7 @@ class Status:
     model: str
     device: str
     precision: str
+    exact: bool
     running: int
     waiting: int
     cache_bytes: int
@@ -44,6 +47,7 @@ class Status:
             model=engine.name,
             device=str(engine.device),
             precision=engine.precision,
+            exact=engine.backbone.alone,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.parked),
             cache_bytes=engine.backbone.slots.used,

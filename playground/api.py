@@ -170,7 +170,8 @@ def _status(engine: Engine) -> Callable[..., dict]:
         """What the engine is doing now.
 
         Returns:
-            model, device, precision; how many texts are running and waiting; bytes of the KV
+            model, device, precision; whether texts are the same to the last bit whoever else is
+            served (exact); how many texts are running and waiting; bytes of the KV
             cache in use (cache_bytes), of what is kept of it for later (kept_bytes), of both at
             most (cache_budget) and of the recorded steps (trace_bytes); tokens a second of everyone
             together; how often decoding had stopped and was started again (restarts).

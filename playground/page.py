@@ -106,14 +106,19 @@ def _title(lang: str) -> str:
 
 
 def _model(engine: Engine, lang: str) -> str:
-    """Model, languages it knows, device, precision, in one quiet line."""
+    """Model, languages it knows, device, precision and what that means, in one quiet line."""
     info = engine.info
     parts = [info.title if info else engine.name]
     if info and info.languages:
         parts.append(words.languages(lang, info.languages))
     status = engine.status()
-    parts += [status.device, status.precision]
-    return " · ".join(f"<span>{html.escape(part)}</span>" for part in parts)
+    parts.append(status.device)
+    spans = [f"<span>{html.escape(part)}</span>" for part in parts]
+    kind = "exact" if status.exact else "rounded"
+    short = words.say(lang, f"precision.{kind}", precision=status.precision)
+    long = words.say(lang, f"precision.{kind}_info")
+    spans.append(f'<span title="{html.escape(long)}">{html.escape(short)}</span>')
+    return " · ".join(spans)
 
 
 def _speak(
