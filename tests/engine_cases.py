@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -68,9 +69,42 @@ def nobody(engine: Engine) -> bool:
     return status.running == status.waiting == slots.used == engine.loop.scheduler.reserved == 0
 
 
+def failing(
+    monkeypatch: pytest.MonkeyPatch,
+    holder: Any,
+    name: str,
+    error: BaseException | type[BaseException],
+    at: int | Callable[..., bool],
+    late: bool = False,
+) -> None:
+    """Makes some calls of `holder.name` fail; all others do what they always did.
+
+    Args:
+        at: which call fails, counted from 1; or whether one does, by its number and arguments.
+        late: it fails when all is done, not before anything is.
+    """
+    act, numbers = getattr(holder, name), itertools.count(1)
+
+    def call(*args: Any) -> Any:
+        number = next(numbers)
+        outcome = act(*args) if late else None
+        if at(number, *args) if callable(at) else number == at:
+            raise error
+        return outcome if late else act(*args)
+
+    monkeypatch.setattr(holder, name, call)
+
+
 def as_alone(run: Run) -> None:
     """All numbers are those of the same request on an engine where nothing ever happened."""
     assert run.finished.reason == "length", run.finished.message
     shared().loop.kept.shrink(0)
     for a, b in zip(run.steps, shared().generate(run.request).events[1:-1], strict=True):
         same_step(a, b)
+
+
+def end_as_alone(*runs: Run) -> None:
+    """Each of them goes on to its end, and all its numbers are those that it has alone."""
+    for run in runs:
+        drained(run)
+        as_alone(run)

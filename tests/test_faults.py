@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tiny_models
 from deciders import Faulty, TwoRows
-from engine_cases import Build, as_alone, asked, drained, nobody, shared
+from engine_cases import Build, as_alone, asked, drained, end_as_alone, failing, nobody, shared
 from tiny_models import VOCAB
 
 from model import Engine, Greedy, Run, Sampling
@@ -37,9 +37,7 @@ def test_a_fault_in_a_strategy_ends_that_run_alone(
     assert finished.text == "".join(step.text for step in faulty.steps)
     with pytest.raises(RuntimeError, match=r"bug|decider"):
         faulty.result()
-    for run in others:
-        drained(run)
-        as_alone(run)
+    end_as_alone(*others)
     assert nobody(engine)
     wanted = shared().generate(asked()).token_ids
     assert engine.generate(asked()).token_ids == wanted
@@ -50,16 +48,16 @@ def test_a_fault_in_a_strategy_ends_that_run_alone(
 
 def failing_for(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
     """Passes in which `MINE` is fail; returns how many runs the failed ones had."""
-    forward, failed = engine.backbone.forward, []
+    failed: list[int] = []
 
-    def failing(feeds: Any, *rest: Any) -> Any:
-        outputs = forward(feeds, *rest)  # the cache is half written when it fails
-        if any(MINE in feed.token_ids for feed in feeds):
+    def mine(_: int, feeds: Any, *__: Any) -> bool:
+        found = any(MINE in feed.token_ids for feed in feeds)
+        if found:
             failed.append(len(feeds))
-            raise error
-        return outputs
+        return found
 
-    monkeypatch.setattr(engine.backbone, "forward", failing)
+    # The cache is half written when it fails.
+    failing(monkeypatch, engine.backbone, "forward", error, at=mine, late=True)
     return failed
 
 
@@ -76,9 +74,7 @@ def test_a_fault_in_the_model_ends_that_run_alone(
     finished = drained(bad)[-1]
     wanted = f"{type(error).__name__}: too much"
     assert (finished.reason, finished.message, bad.steps) == ("error", wanted, [])
-    for run in good:
-        drained(run)
-        as_alone(run)
+    end_as_alone(*good)
     assert failed[-1] == 1  # it was alone when it was given up
     assert nobody(engine)
     monkeypatch.undo()
@@ -94,19 +90,8 @@ def test_a_pass_that_fails_once_costs_nobody_anything(
     engine = build(threaded=False)
     runs = [engine.stream(asked(strategy=s)) for s in (Greedy(), Sampling(seed=3), TwoRows())]
     engine.step()
-    forward, left = engine.backbone.forward, [2]
-
-    def failing(*args: Any) -> Any:
-        outputs = forward(*args)
-        left[0] -= 1
-        if not left[0]:
-            raise ArithmeticError
-        return outputs
-
-    monkeypatch.setattr(engine.backbone, "forward", failing)
-    for run in runs:
-        drained(run)
-        as_alone(run)
+    failing(monkeypatch, engine.backbone, "forward", ArithmeticError, at=2, late=True)
+    end_as_alone(*runs)
 
 
 def test_a_pass_that_always_fails_ends_the_runs_in_it_and_no_others(
@@ -141,8 +126,7 @@ def test_logits_that_are_no_numbers_end_the_run_with_a_message() -> None:
     assert finished.reason == "error"
     assert "NaN" in finished.message
     assert engine.status().kept_bytes == 0  # nobody is to start from there
-    drained(good)
-    as_alone(good)
+    end_as_alone(good)
 
 
 def test_what_is_no_number_is_left_to_nobody() -> None:

@@ -12,7 +12,10 @@ from engine_cases import Build, asked, drained
 from model import Greedy
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.skipif(
+    not hasattr(os, "fork"),
+    reason="os.fork does not exist on this system, and only a forked process is tested here",
+)
 @pytest.mark.parametrize("threaded", [True, False])
 def test_a_forked_process_decodes_on_its_own(build: Build, threaded: bool) -> None:
     """Although every lock was held, and the thread of the loop is not there."""

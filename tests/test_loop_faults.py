@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import pytest
-from engine_cases import Build, as_alone, asked, drained, nobody
+from engine_cases import Build, asked, drained, end_as_alone, failing, nobody
 
 from model import Engine, decoding
 from model.kv_cache import capacity
@@ -26,18 +25,11 @@ def test_a_loop_that_dies_is_started_again(
     assert engine.status().restarts == 0
     old = engine.loop._thread
     holder = engine.backbone if where == "forward" else engine.loop.scheduler
-    act = getattr(holder, where)
-
-    def dies(*_: Any) -> None:
-        setattr(holder, where, act)
-        raise SystemExit
-
-    setattr(holder, where, dies)
+    failing(monkeypatch, holder, where, SystemExit, at=1)
     finished = drained(run)[-1]
     assert finished.reason == "error"
     assert "started again" in finished.message
-    drained(waiting)
-    as_alone(waiting)  # who had not begun lost nothing
+    end_as_alone(waiting)  # who had not begun lost nothing
     assert engine.status().restarts == 1
     assert engine.loop._thread is not old
     assert len(drained(engine.stream(asked()))) == 14
@@ -48,12 +40,8 @@ def test_a_loop_that_dies_is_started_again(
 
 def test_a_loop_that_dies_again_and_again(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build()
-
-    def dies(*_: Any) -> None:
-        raise SystemExit
-
     with monkeypatch.context() as broken:
-        broken.setattr(engine.backbone, "forward", dies)
+        failing(broken, engine.backbone, "forward", SystemExit, at=lambda *_: True)
         for count in range(1, 4):
             assert drained(engine.stream(asked()))[-1].reason == "error"
             assert engine.status().restarts == count
@@ -83,15 +71,8 @@ def test_a_turn_that_fails_once_costs_nobody_anything(
 ) -> None:
     run = engine.stream(asked(max_new_tokens=200))
     run.wait(3, timeout=5)
-    following = engine.loop.scheduler.next
-
-    def failing(now: float) -> Any:
-        monkeypatch.setattr(engine.loop.scheduler, "next", following)
-        return 1 / 0
-
-    monkeypatch.setattr(engine.loop.scheduler, "next", failing)
-    drained(run)
-    as_alone(run)
+    failing(monkeypatch, engine.loop.scheduler, "next", ZeroDivisionError, at=1)
+    end_as_alone(run)
     assert engine.status().restarts == 0
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from deciders import Scripted, TwoRows
-from engine_cases import Build, as_alone, asked, drained, held, nobody
+from engine_cases import Build, as_alone, asked, drained, end_as_alone, failing, held, nobody
 from tiny_models import VOCAB
 
-from model import Engine, Greedy, Sampling
+from model import Greedy, Sampling
 from model.kv_cache import CHUNK, Layout, Slot, capacity
 from model.strategies import Continuation, Decision
 
@@ -19,17 +20,15 @@ pytestmark = pytest.mark.usefixtures("faults_are_meant")
 # for what a run needs
 
 
-def admission(engine: Engine, monkeypatch: pytest.MonkeyPatch, fails: Any) -> list[int]:
+def admission(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int, int, int], bool]) -> list[int]:
     """`Layout.zeros` raises where `fails(number of the call, rows, tokens)`; returns the calls."""
-    zeros, calls = Layout.zeros, []
+    calls: list[int] = []
 
-    def narrow(layout: Layout, rows: int, tokens: int) -> Any:
+    def narrow(number: int, layout: Layout, rows: int, tokens: int) -> bool:
         calls.append(tokens)
-        if fails(len(calls), rows, tokens):
-            raise MemoryError("no room")
-        return zeros(layout, rows, tokens)
+        return fails(number, rows, tokens)
 
-    monkeypatch.setattr(Layout, "zeros", narrow)
+    failing(monkeypatch, Layout, "zeros", MemoryError("no room"), at=narrow)
     return calls
 
 
@@ -41,7 +40,7 @@ def test_no_memory_at_admission_shrinks_the_budget_and_tries_again(
     runs = [engine.stream(asked(max_new_tokens=20))]
     engine.step()
     runs.append(engine.stream(asked(max_new_tokens=90)))  # another size, another bank
-    calls = admission(engine, monkeypatch, lambda number, *_: number == 1)
+    calls = admission(monkeypatch, lambda number, *_: number == 1)
     engine.step()
     status = engine.status()
     assert (status.running, status.waiting) == (1, 1)
@@ -60,30 +59,27 @@ def test_no_memory_at_all_ends_every_run_with_a_message(
 ) -> None:
     engine = build(threaded=False)
     with monkeypatch.context() as none:
-        admission(engine, none, lambda *_: True)
+        admission(none, lambda *_: True)
         runs = [engine.stream(asked(max_new_tokens=n)) for n in (20, 90, 200)]
         for run in runs:
             assert drained(run)[-1].message == "MemoryError: no room"
         assert nobody(engine)
     run = engine.stream(asked())
-    drained(run)
-    as_alone(run)
+    end_as_alone(run)
 
 
 def test_who_can_never_fit_is_told_and_nobody_else_suffers(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = build(threaded=False)
-    admission(engine, monkeypatch, lambda _, rows, tokens: rows * tokens > 4 * CHUNK)
+    admission(monkeypatch, lambda _, rows, tokens: rows * tokens > 4 * CHUNK)
     monkeypatch.setattr("model.kv_cache.MOST_ROWS", 1)
     small = [engine.stream(asked(max_new_tokens=30)) for _ in range(3)]
     engine.step()
     large = engine.stream(asked(max_new_tokens=600))
     later = [engine.stream(asked(max_new_tokens=30)) for _ in range(3)]
     assert drained(large)[-1].reason == "error"
-    for run in small + later:
-        drained(run)
-        as_alone(run)
+    end_as_alone(*small, *later)
     assert nobody(engine)
 
 
@@ -96,19 +92,12 @@ def test_no_memory_in_a_pass_makes_room_and_goes_on(
     prompt = [(7 * i) % VOCAB for i in range(3 * CHUNK)]
     runs = [engine.stream(asked(strategy=s)) for s in (Greedy(), Sampling(seed=3), TwoRows())]
     runs.append(engine.stream(asked(None, token_ids=prompt)))
-    forward, calls = engine.backbone.forward, [0]
 
-    def failing(feeds: Any, *rest: Any) -> Any:
-        outputs = forward(feeds, *rest)
-        calls[0] += 1
-        if calls[0] % 3 == 0 and len(feeds) > 2:
-            raise MemoryError
-        return outputs
+    def third(number: int, feeds: Any, *_: Any) -> bool:
+        return number % 3 == 0 and len(feeds) > 2
 
-    monkeypatch.setattr(engine.backbone, "forward", failing)
-    for run in runs:
-        drained(run)
-        as_alone(run)
+    failing(monkeypatch, engine.backbone, "forward", MemoryError, at=third, late=True)
+    end_as_alone(*runs)
     assert engine.status().cache_budget < before
     assert nobody(engine)
 
@@ -118,21 +107,14 @@ def test_no_memory_to_keep_what_a_run_had_costs_only_that(
     build: Build, monkeypatch: pytest.MonkeyPatch, strategy: Any
 ) -> None:
     engine = build(threaded=False, cache_bytes=3 * capacity(40) * 256)
-
-    def none(_: Slot) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(Slot, "park", none)
+    failing(monkeypatch, Slot, "park", MemoryError, at=lambda *_: True)
     paused = engine.stream(asked(max_new_tokens=20, strategy=strategy))
     engine.step()
     paused.pause()
     others = [engine.stream(asked(max_new_tokens=20)) for _ in range(3)]
-    for run in others:
-        drained(run)
-        as_alone(run)
+    end_as_alone(*others)
     paused.resume()
-    drained(paused)
-    as_alone(paused)
+    end_as_alone(paused)
     assert nobody(engine)
     assert engine.status().kept_bytes == 0
 
@@ -154,20 +136,11 @@ def test_no_memory_for_a_fork_ends_that_run_and_leaves_nothing(
     object.__setattr__(script, "rows", 3)
     run = engine.stream(asked(strategy=script))
     engine.step()
-    fork_slot, left = Slot.fork, [forks]
-
-    def failing(slot: Slot, *args: int) -> Slot:
-        left[0] -= 1
-        if not left[0]:
-            raise MemoryError
-        return fork_slot(slot, *args)
-
-    monkeypatch.setattr(Slot, "fork", failing)
+    failing(monkeypatch, Slot, "fork", MemoryError, at=forks)
     engine.step()
     assert run.finished.reason == "error"
     assert run.finished.message.startswith("MemoryError")
-    drained(other)
-    as_alone(other)
+    end_as_alone(other)
     assert nobody(engine)
 
 
@@ -177,15 +150,7 @@ def test_no_memory_for_a_report_loses_no_step_in_silence(
     engine = build(threaded=False)
     runs = [engine.stream(asked()) for _ in range(2)]
     engine.step()
-    keep, left = engine.trace.keep, [1]
-
-    def failing(*args: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise MemoryError
-        keep(*args)
-
-    monkeypatch.setattr(engine.trace, "keep", failing)
+    failing(monkeypatch, engine.trace, "keep", MemoryError, at=1)
     for run in runs:
         drained(run)
     first, second = runs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from deciders import Guessing, Scripted, TwoRows
-from engine_cases import Build, asked, drained, held, same_step, shared
+from engine_cases import Build, as_alone, asked, drained, end_as_alone, held, shared
 from tiny_models import VOCAB
 
 from model import Engine, Finished, Greedy, Run, Sampling, Waiting
@@ -24,13 +24,6 @@ def narrow(build: Build, room: int = ROOM) -> Engine:
 def until(engine: Engine, run: Run, steps: int) -> None:
     while len(run.steps) < steps:
         assert engine.step()
-
-
-def as_alone(run: Run) -> None:
-    assert run.finished.reason == "length"
-    shared().loop.kept.shrink(0)
-    for a, b in zip(run.steps, shared().generate(run.request).events[1:-1], strict=True):
-        same_step(a, b)
 
 
 def parked(engine: Engine, run: Run) -> bool:
@@ -67,15 +60,13 @@ def test_a_paused_run_makes_room_and_goes_on_with_the_same_numbers(
     assert engine.status().running == 2
     assert engine.status().waiting == 2  # one who waits, and one who is parked
     for other in others:
-        drained(other)
-        as_alone(other)
+        end_as_alone(other)
         assert held(engine) <= ROOM
     assert len(run.steps) == before
     if lost:
         engine.loop.kept.shrink(0)
     run.resume()
-    drained(run)
-    as_alone(run)
+    end_as_alone(run)
     assert engine.backbone.slots.used == 0
 
 
@@ -94,8 +85,7 @@ def test_a_row_that_is_behind_is_waited_for(build: Build) -> None:
     assert len(kept) >= 2
     kept.shrink(kept.nbytes - 1)  # one of them
     run.resume()
-    drained(run)
-    as_alone(run)
+    end_as_alone(run)
 
 
 def test_rows_of_different_lengths_run_again_whole(build: Build) -> None:
@@ -131,8 +121,7 @@ def test_it_is_parked_in_the_middle_of_its_prompt(build: Build) -> None:
     for other in others:
         drained(other)
     run.resume()
-    drained(run)
-    as_alone(run)
+    end_as_alone(run)
 
 
 def test_where_nobody_waits_it_keeps_its_place(build: Build) -> None:
@@ -148,8 +137,7 @@ def test_where_nobody_waits_it_keeps_its_place(build: Build) -> None:
     fed = len(engine.timeline())
     engine.step()
     assert [turn.tokens for turn in engine.timeline()[fed:]] == [1]
-    drained(run)
-    as_alone(run)
+    end_as_alone(run)
 
 
 def test_only_as_many_are_parked_as_are_in_the_way(build: Build) -> None:
@@ -164,8 +152,7 @@ def test_only_as_many_are_parked_as_are_in_the_way(build: Build) -> None:
     drained(other)
     for run in runs:
         run.resume()
-        drained(run)
-        as_alone(run)
+        end_as_alone(run)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -184,9 +171,7 @@ def test_cancel_while_parked(build: Build, kept: bool) -> None:
     assert run.finished.reason == "cancelled"
     assert run.finished.text.startswith("".join(step.text for step in run.steps))
     assert engine.status().waiting == 0
-    for other in others:
-        drained(other)
-        as_alone(other)
+    end_as_alone(*others)
     assert engine.backbone.slots.used == 0
     assert engine.loop.scheduler.all() == []
 
@@ -230,5 +215,4 @@ def test_it_is_stepped_on_from_where_it_is_parked(build: Build) -> None:
         pass
     assert len(run.steps) == 7
     run.resume()
-    drained(run)
-    as_alone(run)
+    end_as_alone(run)
