@@ -76,23 +76,28 @@ def failing(
     error: BaseException | type[BaseException],
     at: int | Callable[..., bool],
     late: bool = False,
-) -> None:
+) -> list[int]:
     """Makes some calls of `holder.name` fail; all others do what they always did.
 
     Args:
         at: which call fails, counted from 1; or whether one does, by its number and arguments.
         late: it fails when all is done, not before anything is.
+
+    Returns:
+        Numbers of the calls that failed so far.
     """
-    act, numbers = getattr(holder, name), itertools.count(1)
+    act, numbers, failed = getattr(holder, name), itertools.count(1), []
 
     def call(*args: Any) -> Any:
         number = next(numbers)
         outcome = act(*args) if late else None
         if at(number, *args) if callable(at) else number == at:
+            failed.append(number)
             raise error
         return outcome if late else act(*args)
 
     monkeypatch.setattr(holder, name, call)
+    return failed
 
 
 def as_alone(run: Run) -> None:

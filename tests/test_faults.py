@@ -90,8 +90,9 @@ def test_a_pass_that_fails_once_costs_nobody_anything(
     engine = build(threaded=False)
     runs = [engine.stream(asked(strategy=s)) for s in (Greedy(), Sampling(seed=3), TwoRows())]
     engine.step()
-    failing(monkeypatch, engine.backbone, "forward", ArithmeticError, at=2, late=True)
+    failed = failing(monkeypatch, engine.backbone, "forward", ArithmeticError, at=2, late=True)
     end_as_alone(*runs)
+    assert failed == [2]
 
 
 def test_a_pass_that_always_fails_ends_the_runs_in_it_and_no_others(

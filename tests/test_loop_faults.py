@@ -71,8 +71,9 @@ def test_a_turn_that_fails_once_costs_nobody_anything(
 ) -> None:
     run = engine.stream(asked(max_new_tokens=200))
     run.wait(3, timeout=5)
-    failing(monkeypatch, engine.loop.scheduler, "next", ZeroDivisionError, at=1)
+    failed = failing(monkeypatch, engine.loop.scheduler, "next", ZeroDivisionError, at=1)
     end_as_alone(run)
+    assert failed == [1]
     assert engine.status().restarts == 0
 
 
