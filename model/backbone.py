@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from . import packed_linear
 from .errors import ModelUnavailable
 from .kv_cache import Layout, Slot, Slots
-from .packed import NAME, NotPacked, PackedPass
+from .packed import NAME, NotPacked, PackedPass, keeps_apart
 
 log = logging.getLogger(__name__)
 # Two rows with which packed passes are tried out: ordinary tokens, no special ones.
@@ -96,10 +96,14 @@ class TransformersBackbone:
         expected, self.layout = self._try_plain()
         self._least = 1
         self.packs = self._try_packed(expected)
-        apart = packed_linear.pack(self.model)
-        if apart:
+        packed = packed_linear.pack(self.model)
+        if packed:
             self._least = packed_linear.LEAST
-        self.alone = not self.packs or (apart and self.layout.dtype == torch.float32)
+        self.alone = not self.packs or (
+            packed
+            and self.layout.dtype == torch.float32
+            and keeps_apart(self.layout, config.num_attention_heads)
+        )
         self.pass_tokens = 128 if self.model.device.type == "cpu" else 2048
         self.slots = Slots(self.layout, self.packs)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 CHUNK = 64  # tokens of a prompt that are run together
-GRAIN = 64  # tokens: capacities are multiples of it
+GRAIN = 128  # tokens: capacities are multiples of it, and attention adds up so many at a time
 MOST_ROWS = 32  # of a bank,
 BANK_TOKENS = 4096  # as long as they hold no more than this together
 

@@ -7,8 +7,9 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -238,12 +239,16 @@ class Loop:
                 entry.run.tell(Waiting(place))
         return anybody
 
-    def _guarded(self, entry: Entry, act: Callable[..., None], *rest: Any) -> None:
-        """A fault in one run ends that run alone."""
+    def _outcome(self, entry: Entry, outputs: list[Output]) -> Callable[[], None] | None:
+        """Have one run decide; returns what is left to do to end it, where it is over.
+
+        A fault in one run ends that run alone.
+        """
         try:
-            act(entry, *rest)
+            reason = self._decide(entry, outputs)
         except Exception as error:
-            self._fail(entry, error)
+            return partial(self._fail, entry, error)
+        return partial(self._finish, entry, reason) if reason else None
 
     def _fail(self, entry: Entry, error: Exception) -> None:
         log.error("run %s failed", entry.run.handle, exc_info=error)
@@ -303,8 +308,10 @@ class Loop:
             return
         for decoding in decodings:
             decoding.clock.stop()
-        for entry, its in zip(entries, fed, strict=True):
-            self._guarded(entry, self._decide, list(islice(outputs, len(its))))
+        ends = [
+            self._outcome(entry, list(islice(outputs, len(its))))
+            for entry, its in zip(entries, fed, strict=True)
+        ]
         self.timeline.add(
             Turn(
                 start_s=start,
@@ -316,6 +323,8 @@ class Loop:
                 written=sum(len(decoding.steps) for decoding in decodings) - before,
             )
         )
+        for end in filter(None, ends):  # behind the turn: who reads an end finds it all told
+            end()
 
     def _without_logits(self, entries: list[Entry], error: Exception) -> None:
         """A pass failed: whose fault it is shows when everyone runs alone."""
@@ -328,8 +337,8 @@ class Loop:
         for entry in entries:
             self._advance([entry])
 
-    def _decide(self, entry: Entry, outputs: list[Output]) -> None:
-        """What one run makes of its logits: steps, reports, perhaps its end."""
+    def _decide(self, entry: Entry, outputs: list[Output]) -> str | None:
+        """What one run makes of its logits: steps, reports. Returns why it is over, if it is."""
         decoding, run = entry.decoding, entry.run
         decoding.clock.start()
         decision, reason = decoding.decide(outputs), None
@@ -345,14 +354,13 @@ class Loop:
                 break
         decoding.clock.stop()
         if decision is None:  # still in the prompt: no step, for neither pace nor pause
-            return
+            return None
         for report in decision.reports:
             run.tell(report)
         reason = reason or decision.ended or ("length" if decoding.full else None)
-        if reason:
-            self._finish(entry, reason)
-        else:
+        if not reason:
             run.stepped()
+        return reason
 
     def _finish(self, entry: Entry, reason: str, message: str = "") -> None:
         self.scheduler.remove(entry)

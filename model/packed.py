@@ -21,9 +21,13 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from . import kv_cache
-from .kv_cache import GRAIN, Bank, Slot
+from .kv_cache import GRAIN, Bank, Layout, Slot
 
 NAME = "packed_rows"  # of the attention, in transformers' registry
+# What is tried out: lengths of a row, spans (the longest neighbour's), and how many neighbours.
+LENGTHS = (3, GRAIN + 2, 3 * GRAIN + 60, 500)
+SPANS = tuple(GRAIN * n for n in (1, 2, 3, 4, 8, 12))
+TRIED_ROWS = 4
 UNKNOWN = ("softcap", "s_aux", "position_bias")  # what other attentions do with these isn't done
 
 
@@ -245,13 +249,53 @@ def _weighed(
 
     In fp32 on the CPU written out: the fused kernel is slower there, and what it makes of a row
     depends on the thread that it falls to, whose working memory may be aligned otherwise. (In 16
-    bits that hardly ever shows, once in a thousand steps.)
+    bits that hardly ever shows, once in a thousand steps.) Values are added up grain by grain: a
+    product over the whole span would be cut at places that depend on how long the span is, and
+    that is the longest neighbour's.
     """
     if query.device.type != "cpu" or query.dtype != torch.float32:
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
     scores = torch.matmul(query, keys.transpose(-1, -2)).mul_(scale)
     scores.masked_fill_(seen.logical_not(), -torch.inf)
-    return torch.matmul(torch.softmax(scores, -1), values)
+    weights, values = torch.softmax(scores, -1).flatten(0, 1), values.flatten(0, 1)
+    found = torch.bmm(weights[..., :GRAIN], values[:, :GRAIN])
+    for start in range(GRAIN, values.shape[1], GRAIN):
+        grain = slice(start, start + GRAIN)
+        found.baddbmm_(weights[..., grain], values[:, grain])
+    return found.unflatten(0, query.shape[:2])
+
+
+@torch.inference_mode()
+def keeps_apart(layout: Layout, queries: int) -> bool:
+    """Whether attention makes the same of a row, to the last bit, whoever its neighbours are.
+
+    That is up to the machine's matrix products, so it is tried out: a row of each length alone,
+    and beside others when the longest of them is longer.
+
+    Args:
+        queries: of a token in a layer, all heads together.
+    """
+    noise = torch.Generator().manual_seed(0)
+    for heads, k, v in set(layout.layers):
+        keys, values, asked = (
+            torch.randn(shape, generator=noise).to(layout.device, layout.dtype)
+            for shape in (
+                (TRIED_ROWS, heads, SPANS[-1], k),
+                (TRIED_ROWS, heads, SPANS[-1], v),
+                (TRIED_ROWS, heads, max(1, queries // heads), k),
+            )
+        )
+        for length in LENGTHS:
+            made = []
+            for span in (span for span in SPANS if span >= length):
+                seen = (torch.arange(span, device=keys.device) < length)[None, None, None]
+                made += [
+                    _weighed(asked[:n], keys[:n, :, :span], values[:n, :, :span], seen, k**-0.5)[0]
+                    for n in (1, TRIED_ROWS)
+                ]
+            if not all(torch.equal(made[0], other) for other in made):
+                return False
+    return True
 
 
 def _span(tokens: int) -> int:

@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 import tiny_models
-from engine_cases import LONG, PROMPT, Build, asked, drained, shared, turns
+from engine_cases import LONG, PROMPT, Build, asked, drained, failing, shared, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB
 
-from model import Engine, Finished, Greedy, Started, Step, Waiting
+from model import Engine, Finished, Greedy, Sampling, Started, Step, Waiting
 from model.kv_cache import CHUNK, capacity
 
 # text and ends
@@ -70,6 +70,31 @@ def test_a_continued_run_is_cut_at_its_own_stop_string() -> None:
     texts = "".join(step.text for step in second.steps)
     assert finished.text == texts[: texts.find(stop, len("".join(s.text for s in first.steps)))]
     assert stop in finished.text
+
+
+@pytest.mark.parametrize("end", ["length", "stop", "error", "cancelled"])
+@pytest.mark.usefixtures("faults_are_meant")
+def test_who_reads_an_end_finds_all_of_it_told(
+    build: Build, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its last turn is on the timeline, its rows are free and nobody counts as running."""
+    engine = build(threaded=False)
+    stop = "".join(free_run()[1][:3])
+    run = engine.stream(asked(max_new_tokens=4, stop=(stop,) if end == "stop" else ()))
+    if end == "error":
+        failing(monkeypatch, Sampling, "choose", ValueError, at=3)
+    told = []
+    run.then(lambda: told.append((engine.timeline(), engine.status(), engine.backbone.slots.used)))
+    while not told:
+        if end == "cancelled" and len(run.steps) == 2:
+            run.cancel()
+        engine.step()
+    ((turns, status, used),) = told
+    assert run.finished.reason == end
+    assert sum(turn.written for turn in turns) == len(run.steps)
+    assert len(turns) == len(run.steps) + (end == "error")
+    assert status.running == status.waiting == used == 0
+    assert turns == engine.timeline()
 
 
 def test_an_end_token_ends_the_run(build: Build) -> None:

@@ -34,10 +34,10 @@ def test_score_weighs_a_given_text() -> None:
 
 
 def test_settings_with_more_rows_have_less_room(build: Build) -> None:
-    engine = build(cache_bytes=capacity(100) * 256, threaded=False)
-    assert drained(engine.stream(asked("x", max_new_tokens=500)))[0].max_new_tokens == 127
+    engine = build(cache_bytes=capacity(200) * 256, threaded=False)
+    assert drained(engine.stream(asked("x", max_new_tokens=500)))[0].max_new_tokens == 255
     narrow = engine.stream(asked("x", strategy=TwoRows(), max_new_tokens=500))
-    room = kv_cache.longest(capacity(100) // 2)
+    room = kv_cache.longest(capacity(200) // 2)
     assert drained(narrow)[0].max_new_tokens == room - 1
     with pytest.raises(FieldError, match=f"at most {room - 1} tokens"):
         engine.stream(asked(None, token_ids=[5] * room, strategy=TwoRows()))

@@ -39,7 +39,7 @@ def test_no_memory_at_admission_shrinks_the_budget_and_tries_again(
     before = engine.status().cache_budget
     runs = [engine.stream(asked(max_new_tokens=20))]
     engine.step()
-    runs.append(engine.stream(asked(max_new_tokens=90)))  # another size, another bank
+    runs.append(engine.stream(asked(max_new_tokens=150)))  # another size, another bank
     calls = admission(monkeypatch, lambda number, *_: number == 1)
     engine.step()
     status = engine.status()

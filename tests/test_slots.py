@@ -373,7 +373,7 @@ def test_a_chunk_is_a_multiple_of_what_is_looked_at() -> None:
 @pytest.mark.parametrize("act", ["take", "fork", "reserve"])
 def test_no_memory_leaves_everything_as_it_was(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
     full = slots(0)  # a bank a row
-    slot = full.take(64)
+    slot = full.take(GRAIN)
     write(slot, list(range(40)))
 
     def none(*_: int) -> None:
@@ -383,13 +383,13 @@ def test_no_memory_leaves_everything_as_it_was(act: str, monkeypatch: pytest.Mon
     acts: dict[str, Callable[[], object]] = {
         "take": lambda: full.take(10),
         "fork": slot.fork,
-        "reserve": lambda: slot.reserve(65),
+        "reserve": lambda: slot.reserve(GRAIN + 1),
     }
     with pytest.raises(MemoryError):
         acts[act]()
     assert held(slot) == list(range(40))
-    assert (full.used, full.unused) == (64 * PER_TOKEN, 0)
+    assert (full.used, full.unused) == (GRAIN * PER_TOKEN, 0)
     slot.release()
     assert full.used == full.unused == 0
     monkeypatch.undo()
-    assert full.take(64).row == 0
+    assert full.take(GRAIN).row == 0
