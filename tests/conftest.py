@@ -23,6 +23,13 @@ pytest.register_assert_rewrite(
 )
 
 
+def pytest_report_header() -> str:
+    """Which promise this machine makes, since it depends on its processor."""
+    alone = tiny_models.engine(threaded=False).backbone.alone
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return f"processor: {kernels}; rows in fp32 kept apart here: {'yes' if alone else 'no'}"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Tiny matrices gain nothing from more, and on a busy machine the threads await each other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from playwright.sync_api import expect
 from running_app import RunningApp
 
 from model import TextMeasures
@@ -261,16 +262,16 @@ def test_columns_come_and_go_between_two_and_six(board):
     add = board.locator(".compare select.add")
     for kind in ("top_k", "top_p", "seed"):
         add.select_option(kind)
-    assert columns(board).count() == 6
-    assert add.is_disabled()
+    expect(columns(board)).to_have_count(6)
+    expect(add).to_be_disabled()
+    expect(columns(board).nth(5).locator("h3")).to_have_text("Seed 7")
     assert columns(board).locator("h3").all_inner_texts()[3:] == ["Top-k", "Top-p", "Seed 7"]
     for left in (5, 4, 3, 2):
         columns(board).first.locator(".remove").click()
         board.wait_for_function(f"{STATE}.columns.length === {left}")
-    board.wait_for_timeout(100)
-    assert columns(board).count() == 2
-    assert columns(board).first.locator(".remove").is_disabled()
-    assert columns(board).locator(".letter").all_inner_texts() == ["A", "B"]
+    expect(columns(board)).to_have_count(2)
+    expect(columns(board).first.locator(".remove")).to_be_disabled()
+    expect(columns(board).locator(".letter")).to_have_text(["A", "B"])
 
 
 def test_a_removed_column_stops_and_the_others_go_on(board):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import subprocess
+import sys
 from functools import cache
 from typing import Any
 
@@ -12,6 +16,7 @@ import torch
 import transformers
 from tiny_models import ARCHITECTURES, UNPACKED, VOCAB, WIDTH, WINDOW
 
+from model import packed as passes
 from model.backbone import Feed, Output, TransformersBackbone
 from model.kv_cache import CHUNK, Slot
 from model.packed import PackedPass
@@ -160,6 +165,43 @@ def test_neighbours_of_very_different_lengths(architecture: str) -> None:
         same(model, output.logits[-1], wanted)
     for row in rows:
         row.slot.release()
+
+
+def test_attention_that_mixes_rows_is_found_out_and_nothing_is_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine whose products over a longer span add up in another order."""
+    weighed = passes._weighed
+
+    def mixing(query: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return weighed(query, keys, *rest) * (1 + 1e-6 * (keys.shape[2] > 500))
+
+    monkeypatch.setattr(passes, "_weighed", mixing)
+    model = TransformersBackbone(tiny_models.model("llama"))
+    assert model.packs
+    assert not model.alone
+
+
+MACHINES = {
+    "as it is": {},
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "none of all that": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_processor_with_fewer_instructions_keeps_what_it_promises(machine: str) -> None:
+    """`-rP` shows which promise each of them makes."""
+    made = subprocess.run(
+        [sys.executable, "-m", "pytest", __file__, "-k", "neighbours_of_very"],
+        env={**os.environ, **MACHINES[machine]},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stdout[-3000:]
+    promise = re.search("kept apart here: (yes|no)", made.stdout)
+    assert promise, made.stdout[-3000:]
+    print(f"{machine}: rows in fp32 are kept apart: {promise[1]}")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
