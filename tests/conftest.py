@@ -11,6 +11,7 @@ import pytest
 import tiny_gguf
 import tiny_models
 import torch
+from browsing import DESK, arrive
 from huggingface_hub import constants
 from running_app import CHROMIUM, RunningApp
 
@@ -211,14 +212,10 @@ def visit(app: RunningApp, browser) -> Iterator[Callable]:
     contexts, errors = [], []
 
     def open_page(**options):
-        options = {"locale": "en-US", "viewport": {"width": 1400, "height": 1000}, **options}
-        contexts.append(browser.new_context(**options))
+        contexts.append(browser.new_context(**{**DESK, **options}))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(app.url)
-        page.wait_for_function("window.playground", timeout=60_000)
-        # The words come once the server has answered the page's first call.
-        page.wait_for_timeout(400)
+        arrive(page, app.url)
         return page
 
     yield open_page
@@ -227,6 +224,26 @@ def visit(app: RunningApp, browser) -> Iterator[Callable]:
     assert errors == [], "errors in the page's scripts"
 
 
+@pytest.fixture(scope="session")
+def kept_page(browser):
+    """One page for many tests: opened anew it comes far sooner than another one would."""
+    context = browser.new_context(**DESK)
+    yield context.new_page()
+    context.close()
+
+
 @pytest.fixture
-def page(visit):
-    return visit()
+def page(kept_page, app: RunningApp):
+    """The page as at a first visit."""
+    errors: list[str] = []
+
+    def note(error) -> None:
+        errors.append(str(error))
+
+    kept_page.on("pageerror", note)
+    kept_page.mouse.move(0, 0)
+    arrive(kept_page, app.url)
+    yield kept_page
+    kept_page.evaluate("localStorage.clear()")
+    kept_page.remove_listener("pageerror", note)
+    assert errors == [], "errors in the page's scripts"

@@ -26,4 +26,7 @@ fi
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-exec .venv/bin/python -m pytest "$@"
+# Two workers, each with an app and a browser of its own; one thread each, or they would await each
+# other's cores.
+export OMP_NUM_THREADS=1
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"

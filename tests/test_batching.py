@@ -5,15 +5,36 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import time
 import urllib.request
 
 import pytest
+from browsing import drawn
+from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.default_model]
 
 STATE = "window.playgroundBatching.state()"
 SMALL = {"requests": 5, "shortest": 2, "longest": 8, "slots": 2}
+LONG = {"requests": 32, "shortest": 64, "longest": 64, "slots": 2}
+# What is seen frame by frame, kept for later: a short lab may be over before one looks.
+SWITCHED = """() => {
+    const seen = (id) => document.getElementById(id).checkVisibility();
+    window.switched = [];
+    const look = () => {
+        window.switched.push([seen("batching-run"), seen("batching-stop")]);
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+GROWTH = """() => {
+    window.growth = [];
+    const look = () => {
+        const { covered, lab } = window.playgroundBatching.state();
+        window.growth.push([covered, document.querySelectorAll(".block").length]);
+        if (!lab.ended) requestAnimationFrame(look);
+    };
+    look();
+}"""
 
 
 def opened(page, name: str = "Speed"):
@@ -23,18 +44,42 @@ def opened(page, name: str = "Speed"):
     return page
 
 
-def run(page, **values: float) -> None:
+def fill(page, **values: float) -> None:
     for name, value in values.items():
         field = page.locator(f"#batching-{name} input[type=number]")
         field.fill(str(value))
         field.press("Tab")
+
+
+def run(page, **values: float) -> None:
+    """Press Run and wait until the page has taken it: an earlier lab is gone then."""
+    fill(page, **values)
+    old = page.evaluate(f"{STATE}.lab.handle")
     page.locator("#batching-run").click()
+    page.wait_for_function(
+        f"(old) => {STATE}.running || {STATE}.lab.handle !== old", arg=old, timeout=60_000
+    )
 
 
 def over(page) -> dict:
+    """The lab once it has ended, and drawn."""
     page.wait_for_function(f"{STATE}.lab.ended && !{STATE}.running", timeout=120_000)
-    page.wait_for_timeout(200)
+    drawn(page)
     return page.evaluate(STATE)["lab"]
+
+
+def fits(page, width: int) -> None:
+    """Nothing is wider than the screen; pictures follow a new width a little later."""
+    parts = ["html", ".lab-table", ".lanes"]
+    page.wait_for_function(
+        """([width, parts]) => innerWidth === width
+            && document.documentElement.scrollWidth <= width
+            && parts.map((one) => document.querySelector(one).getBoundingClientRect().right)
+                .every((right) => right <= width)
+        """,
+        arg=[width, parts],
+        timeout=20_000,
+    )
 
 
 def row(page, name: str) -> list[float]:
@@ -43,24 +88,32 @@ def row(page, name: str) -> list[float]:
     return [float(re.sub(r"[^\d.]", "", text)) for text in texts]
 
 
-def test_a_small_lab_is_drawn_and_its_table_says_what_was_measured(visit):
-    page = opened(visit())
-    assert page.locator("h1").inner_text() == "Why is it slow, and what helps?"
-    assert page.get_by_text("Press Run both and watch.").is_visible()
+def test_a_small_lab_is_drawn_and_said_as_it_was_measured(page):
+    opened(page)
+    expect(page.locator("h1")).to_have_text("Why is it slow, and what helps?", use_inner_text=True)
+    expect(page.get_by_text("Press Run both and watch.")).to_be_visible()
+    page.evaluate(SWITCHED)
     run(page, **SMALL)
-    assert page.locator("#batching-stop").is_visible()
-    assert not page.locator("#batching-run").is_visible()
     lab = over(page)
-    assert page.locator("#batching-run").is_visible()
+    # Stop stood in the place of Run while it ran.
+    assert [False, True] in page.evaluate("window.switched")
+    expect(page.locator("#batching-run")).to_be_visible()
+    expect(page.locator("#batching-stop")).to_be_hidden()
     for round_ in lab["rounds"]:
         picture = page.locator(f'.round[data-way="{round_["way"]}"]')
-        assert picture.locator(".block").count() == SMALL["requests"]
-        assert picture.locator(".idle").count() == SMALL["slots"]
+        expect(picture.locator(".block")).to_have_count(SMALL["requests"])
+        expect(picture.locator(".idle")).to_have_count(SMALL["slots"])
         for passage in round_["passages"]:
             block = picture.locator(f'.block[data-number="{passage["number"]}"]')
             ticks = block.locator(".ticks").get_attribute("d").count("M")
             assert ticks == len(passage["steps"]) == passage["tokens"]
     static, continuous = (round_["measures"] for round_ in lab["rounds"])
+    the_table_is_true(page, static, continuous)
+    the_sentence_is_true(page, static, continuous)
+    the_pointer_tells_of_a_text(page, lab["texts"][1])
+
+
+def the_table_is_true(page, static: dict, continuous: dict) -> None:
     for name, field, scale, step in (
         ("throughput", "tokens_per_s", 1, 0.051),
         ("mean_wait", "mean_wait_s", 1, 0.0051),
@@ -74,10 +127,7 @@ def test_a_small_lab_is_drawn_and_its_table_says_what_was_measured(visit):
         assert ratio == pytest.approx(continuous[field] / static[field], abs=0.0051)
 
 
-def test_the_sentence_is_true_of_what_was_measured(visit):
-    page = opened(visit())
-    run(page, **SMALL)
-    static, continuous = (round_["measures"] for round_ in over(page)["rounds"])
+def the_sentence_is_true(page, static: dict, continuous: dict) -> None:
     sentence = page.locator(".lab-state").inner_text()
     speed = continuous["tokens_per_s"] / static["tokens_per_s"]
     wait = continuous["mean_wait_s"] / static["mean_wait_s"]
@@ -97,13 +147,21 @@ def test_the_sentence_is_true_of_what_was_measured(visit):
     assert sorted(times) == pytest.approx(sorted(measured), abs=0.006)
 
 
-def test_pictures_grow_on_one_axis_that_never_shrinks(visit):
-    page = opened(visit())
-    run(page, requests=6, shortest=12, longest=24, slots=2)
-    seen = []
-    while not page.evaluate(f"!!{STATE}.lab.ended"):
-        seen.append(page.evaluate(f"[{STATE}.covered, document.querySelectorAll('.block').length]"))
-        page.wait_for_timeout(100)
+def the_pointer_tells_of_a_text(page, text: dict) -> None:
+    page.locator('.round[data-way="continuous"] .block[data-number="2"] .body').hover()
+    card = page.locator(".lab .tip")
+    expect(card).to_contain_text("Text 2")
+    expect(card).to_be_visible()
+    assert text["prompt"] in card.inner_text()
+    assert f"{text['tokens']} of {text['tokens']}" in card.inner_text()
+
+
+def test_pictures_grow_on_one_axis_that_never_shrinks(page):
+    opened(page)
+    page.evaluate(GROWTH)
+    run(page, requests=6, shortest=8, longest=16, slots=2)
+    over(page)
+    seen = page.evaluate("window.growth")
     assert seen == sorted(seen)
     assert len({blocks for _, blocks in seen}) > 3
     ends = page.evaluate("[...document.querySelectorAll('.lanes')].map((svg) => svg.clientWidth)")
@@ -112,21 +170,23 @@ def test_pictures_grow_on_one_axis_that_never_shrinks(visit):
 
 def test_stop_ends_it_at_once_and_run_comes_back(visit, app):
     page = opened(visit())
-    run(page, requests=32, shortest=64, longest=64, slots=2)
+    run(page, **LONG)
     page.locator(".block").nth(1).wait_for()
     page.locator("#batching-stop").click()
     assert over(page)["ended"] == "stopped"
-    assert page.locator(".lab-state").inner_text().startswith("Stopped by you.")
-    assert page.locator("#batching-run").is_visible()
+    expect(page.locator(".lab-state")).to_have_text(re.compile(r"^Stopped by you\."))
+    expect(page.locator("#batching-run")).to_be_visible()
     assert app.idle(within_s=5)
+    # A closed page stops its lab too.
+    run(page)
+    page.wait_for_function(f"{STATE}.running && document.querySelector('.block')", timeout=60_000)
+    page.close()
+    assert app.idle(within_s=10)
 
 
-def test_stop_pressed_before_the_first_news_is_not_lost(visit, app):
-    page = opened(visit())
-    for name, value in (("requests", 32), ("shortest", 64), ("longest", 64)):
-        field = page.locator(f"#batching-{name} input[type=number]")
-        field.fill(str(value))
-        field.press("Tab")
+def test_stop_pressed_before_the_first_news_is_not_lost(page, app):
+    opened(page)
+    fill(page, **LONG)
     page.evaluate(
         """() => {
             const starting = window.playgroundBatching.starting;
@@ -141,67 +201,47 @@ def test_stop_pressed_before_the_first_news_is_not_lost(visit, app):
     assert app.idle(within_s=5)
 
 
-def test_a_closed_page_stops_its_lab(visit, app):
-    page = opened(visit())
-    run(page, requests=32, shortest=64, longest=64)
-    page.locator(".block").first.wait_for()
-    page.close()
-    assert app.idle(within_s=10)
-
-
-def test_the_pointer_tells_of_a_text(visit):
-    page = opened(visit())
-    run(page, **SMALL)
-    lab = over(page)
-    page.locator('.round[data-way="continuous"] .block[data-number="2"] .body').hover()
-    card = page.locator(".lab .tip")
-    card.wait_for()
-    text = lab["texts"][1]
-    assert "Text 2" in card.inner_text()
-    assert text["prompt"] in card.inner_text()
-    assert f"{text['tokens']} of {text['tokens']}" in card.inner_text()
-
-
-def test_others_who_write_meanwhile_are_told_of(visit):
+def test_others_who_write_meanwhile_are_told_of(page, visit):
     other = visit()
+    opened(page)
     other.locator("#max_new_tokens input[type=number]").fill("400")
     other.locator("#max_new_tokens input[type=number]").press("Tab")
     other.locator("#seed textarea, #seed input").fill("7")
     other.locator("#generate").click()
     other.wait_for_function("window.playground.stage.state().steps >= 2", timeout=60_000)
-    page = opened(visit())
-    run(page, **SMALL)
+    run(page, **SMALL | {"requests": 3})
     over(page)
-    assert page.locator(".lab-disturbed").inner_text().startswith("Somebody else's texts ran")
-    other.locator("#stop").click()
+    told = page.locator(".lab-disturbed")
+    expect(told).to_contain_text(re.compile("^Somebody else's texts ran"))
+    other.evaluate("window.playground.stop()")
 
 
 def test_the_language_can_change_while_it_runs(visit):
     page = opened(visit(locale="tr-TR"), "Hız")
-    assert page.locator("#batching-run").inner_text() == "Çalıştır"
-    run(page, requests=8, shortest=20, longest=30)
+    expect(page.locator("#batching-run")).to_have_text("Çalıştır")
+    run(page, requests=6, shortest=12, longest=20)
     page.locator(".block").first.wait_for()
     page.locator("#language").get_by_text("English").click()
-    page.wait_for_function("document.querySelector('#batching-stop').innerText === 'Stop'")
+    expect(page.locator("#batching-stop")).to_have_text("Stop")
     assert len(over(page)["rounds"]) == 2
-    assert page.locator(".round h4").all_inner_texts() == ["Static batches", "Continuous batching"]
-    assert page.locator(".round .block").count() == 16
+    names = ["Static batches", "Continuous batching"]
+    expect(page.locator(".round h4")).to_have_text(names)
+    expect(page.locator(".round .block")).to_have_count(12)
 
 
-@pytest.mark.parametrize("width", [320, 390])
-def test_a_phone_needs_no_sideways_scrolling(visit, width):
-    page = opened(visit(viewport={"width": width, "height": 780}))
-    page.locator("#batching-run").click()
+def test_a_phone_needs_no_sideways_scrolling(visit):
+    sizes = [{"width": width, "height": 780} for width in (320, 390)]
+    page = opened(visit(viewport=sizes[0]))
+    run(page, shortest=2, longest=6)
     over(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    tops = [
-        page.locator(one).first.bounding_box()["y"]
-        for one in ("#batching-run", ".lanes", ".lab-state", ".lab-measured", "#batching-slots")
-    ]
-    assert tops == sorted(tops)
-    for part in (".lab-table", ".lanes"):
-        box = page.locator(part).first.bounding_box()
-        assert box["x"] + box["width"] <= width
+    for size in sizes:
+        page.set_viewport_size(size)
+        fits(page, size["width"])
+        tops = [
+            page.locator(one).first.bounding_box()["y"]
+            for one in ("#batching-run", ".lanes", ".lab-state", ".lab-measured", "#batching-slots")
+        ]
+        assert tops == sorted(tops)
 
 
 def asked(app, values: list) -> str:
@@ -249,29 +289,17 @@ def test_a_hostile_program_gets_a_sentence(app, place, value, said):
     assert said in json.loads(told["output"]["data"][0])["error"]["text"]
 
 
-def test_the_heading_says_what_the_engine_does_now(visit):
-    page = visit()
+def test_the_heading_says_what_the_engine_does_now_and_a_hidden_page_asks_nothing(page):
     line = page.locator(".live-status")
-    page.wait_for_function("document.querySelector('.live-status')?.innerText.length > 0")
-    assert "KV caches" in line.get_attribute("title")
+    expect(line).to_contain_text(re.compile("."))
+    expect(line).to_have_attribute("title", re.compile("KV caches"))
     opened(page)
     run(page, requests=32, shortest=32, longest=64)
-    page.wait_for_function(
-        "/^\\d+ being written$/.test(document.querySelector('.live-status .running').innerText)",
-        timeout=20_000,
-    )
-    assert re.fullmatch(r"cache [\d.,]+ MiB of [\d.,]+ MiB", line.locator(".cache").inner_text())
-    assert re.fullmatch(r"[\d.,]+ tokens/s", line.locator(".speed").inner_text())
+    expect(line.locator(".running")).to_have_text(re.compile(r"^\d+ being written$"))
+    expect(line.locator(".cache")).to_have_text(re.compile(r"^cache [\d.,]+ MiB of [\d.,]+ MiB$"))
+    expect(line.locator(".speed")).to_have_text(re.compile(r"^[\d.,]+ tokens/s$"))
     page.locator("#batching-stop").click()
-    page.wait_for_function(
-        "document.querySelector('.live-status').innerText === 'Nobody is writing now'",
-        timeout=20_000,
-    )
-
-
-def test_a_hidden_page_asks_nothing(visit):
-    page = visit()
-    page.wait_for_timeout(500)
+    expect(line).to_have_text("Nobody is writing now", use_inner_text=True)
     page.evaluate(
         """() => {
             Object.defineProperty(document, "hidden", { get: () => true, configurable: true });
@@ -280,8 +308,6 @@ def test_a_hidden_page_asks_nothing(visit):
     )
     asked = []
     page.on("request", lambda request: asked.append(request.url))
-    start = time.monotonic()
-    page.locator("#title").click()
-    while time.monotonic() < start + 3:
-        page.wait_for_timeout(100)
+    page.locator("#title").click()  # a page that is seen would ask soon after
+    page.wait_for_timeout(2500)  # nothing is to be asked
     assert [url for url in asked if url.endswith("status.json")] == []

@@ -1,4 +1,4 @@
-"""A few users on the running app for half a minute. A whole class for five minutes is run by hand:
+"""A few users on the running app for some seconds. A whole class for five minutes is run by hand:
 `python tests/load`.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from load.crowd import Crowd, Plan, running
 from load.report import checks, tables
 
-PLAN = Plan(seconds=25, users=5, pages=0, thinking_s=0.3, asks=12, long_words=100, tokens=24)
+PLAN = Plan(seconds=12, users=5, pages=0, thinking_s=0.3, asks=12, long_words=100, tokens=24)
 
 
 def test_a_few_users_at_once_lose_nothing_and_mix_nothing_up(tmp_path: Path) -> None:

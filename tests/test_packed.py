@@ -183,7 +183,6 @@ def test_attention_that_mixes_rows_is_found_out_and_nothing_is_promised(
 
 
 MACHINES = {
-    "as it is": {},
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "none of all that": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
 }
