@@ -64,7 +64,7 @@ def test_the_default_model_writes_what_transformers_writes_from_the_file(default
         default.info.folder, gguf_file=default.info.gguf.name, dtype=torch.float32
     )
     prompt = default.tokenizer("The capital of France is", return_tensors="pt")
-    settings = {"max_new_tokens": 24, "do_sample": False}
+    settings = {"max_new_tokens": 8, "do_sample": False}
     with torch.inference_mode():
         written = default.model.generate(**prompt, **settings)
         expected = reference.generate(**prompt, **settings)

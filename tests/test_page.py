@@ -367,6 +367,25 @@ def test_what_people_type_is_shown_as_text_and_never_run(page):
             expect(text).to_contain_text("<img")
 
 
+def test_nothing_is_lost_where_messages_are(page):
+    """Gradio keeps only the newest of several values that come at once: here, the end alone."""
+    page.evaluate(
+        """() => {
+            const { stage } = window.playground;
+            const receive = stage.receive;
+            stage.receive = (message) => {
+                if (message.finished && window.lost === undefined) {
+                    window.lost = message.from + message.steps.length;
+                    receive({ ...message, steps: [], from: window.lost });
+                } else if (message.started || window.lost !== undefined) receive(message);
+            };
+        }"""
+    )
+    press(page, "Once upon a time", max_new_tokens=20)
+    until(page, f"window.lost === 20 && {STATE}.steps === 20")
+    expect(chips(page)).to_have_count(20)
+
+
 def test_half_a_surrogate_pair_gets_an_answer(page):
     page.evaluate(
         """() => {

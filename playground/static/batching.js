@@ -5,12 +5,11 @@ import { texts } from "./batching_texts.js";
 import { h, say } from "./dom.js";
 import { numbers } from "./format.js";
 import { dictionaries, language, onLanguage, section } from "./reader.js";
-import { alive } from "./server.js";
+import { QUIET_MS, alive } from "./server.js";
 import { linkStyles } from "./styles.js";
 import { tip as makeTip } from "./tip.js";
 import { words } from "./words.js";
 
-const QUIET_MS = 4000; // without news for so long, a running lab asks whether anyone is there
 const EMPTY = { handle: null, slots: 4, requests: 12, texts: [], rounds: [] };
 
 /** A message as the pictures take it. Times in ms since a round began. */

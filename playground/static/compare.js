@@ -1,10 +1,8 @@
 // Ties the tab "Compare" to gradio: one event starts all columns, its messages bring their news.
 import { mount } from "./comparison.js";
-import { alive, plotly } from "./server.js";
+import { QUIET_MS, alive, plotly } from "./server.js";
 import { linkStyles } from "./styles.js";
 import { words } from "./words.js";
-
-const QUIET_MS = 6000; // without news for so long, a running page asks whether anyone is there
 
 /** Called once by the component, see playground/compare_tab.py. */
 export async function connect({ element, props, watch, trigger, server, files }) {

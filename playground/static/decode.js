@@ -1,11 +1,9 @@
 // Ties the stage to gradio: messages come in, questions and events go out, knobs are watched.
 import { numbers } from "./format.js";
 import { effects } from "./effects.js";
-import { alive, plotly } from "./server.js";
+import { QUIET_MS, alive, plotly } from "./server.js";
 import { mount } from "./stage.js";
 import { words } from "./words.js";
-
-const QUIET_MS = 6000; // without news for so long, a running page asks whether anyone is there
 
 /** Called once by the component, see playground/stage.py. */
 export async function connect({ element, props, watch, trigger, server, files }) {

@@ -31,6 +31,7 @@ export class Run {
     this.error = null;
     this.arrived = []; // by index; may have gaps
     this.length = 0; // steps without a gap: these may be drawn
+    this.total = 0; // steps that there must be, as its end tells
     this.version = 0; // counts replaced steps, so that drawings know when to start afresh
   }
 
@@ -69,7 +70,10 @@ export class Run {
     if (message.started) this.started = message.started;
     if (message.settings) this.settings = message.settings;
     if (message.branch) this.branch = message.branch;
-    if (message.finished) this.finished = message.finished;
+    if (message.finished) {
+      this.finished = message.finished;
+      this.total = Math.max(this.total, (message.from ?? 0) + (message.steps?.length ?? 0));
+    }
     if (message.paused != null) this.paused = message.paused;
     if (message.error) this.error = message.error;
     else if (message.steps?.length || message.finished) this.error = null; // it goes on after all
@@ -91,9 +95,9 @@ export class Run {
     while (this.arrived[this.length]) this.length += 1;
   }
 
-  /** Index from which steps are missing although later ones are here, or null. */
+  /** Index from which steps are missing although later ones, or the end, are here; or null. */
   gap() {
-    return this.arrived.length > this.length ? this.length : null;
+    return Math.max(this.arrived.length, this.total) > this.length ? this.length : null;
   }
 
   /** The written text, from the steps themselves. */

@@ -1,5 +1,8 @@
 // What the tabs have in common in dealing with the server.
 
+/** Without news for so long, a page on which something runs asks whether anyone is there. */
+export const QUIET_MS = 3000;
+
 /** Whether anyone is there. @param {string} files where the page's own files are */
 export function alive(files) {
   return fetch(`${files}words.json`, { method: "HEAD", cache: "no-store" }).then(
