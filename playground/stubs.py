@@ -13,13 +13,13 @@ def unwritten() -> Iterator[None]:
 
     Whenever a component class is made, gradio 6 parses its source, renders a type stub and compares
     it with the file beside it: help for editors that takes half of gradio's import, at every start.
-    It passes over classes whose file can't be told, so in here no component's can.
+    It passes over classes whose file can't be told, so in here no class of gradio's has one.
     """
     told = inspect.getfile
 
     def getfile(thing: object) -> str:
-        if type(thing).__name__ == "ComponentMeta":
-            raise OSError("a component; its stub is left as it is")
+        if isinstance(thing, type) and thing.__module__.startswith("gradio."):
+            raise OSError("its stub is left as it is")
         return told(thing)
 
     inspect.getfile = getfile

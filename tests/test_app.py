@@ -66,3 +66,16 @@ def test_check_decodes_five_tokens_with_their_probabilities_and_the_speed():
     assert len(rows) == 5
     assert rows[0][0] == "·Paris"
     assert re.search(r"^[\d.]+ tokens a second$", done.stdout, re.MULTILINE)
+
+
+def test_a_start_writes_no_type_stubs():
+    """Gradio would parse the source of every component for them, half of its import."""
+    code = (
+        "import ast, inspect\n"
+        "def no(*_): raise AssertionError('a stub was made')\n"
+        "ast.get_source_segment = no\n"
+        "import playground.page, gradio\n"
+        "assert inspect.getfile(gradio.Textbox)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
