@@ -236,7 +236,7 @@ class Decoding:
         """The new text, special tokens left out, cut before the stop string."""
         if reason == "stop":
             return self.written[: self.stopped_at]
-        return self.written + self.detokenizer.flush()
+        return self.written
 
     def _stop_at(self, newest: int) -> int | None:
         """Where the first stop string begins that reaches into the `newest` last characters."""

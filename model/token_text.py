@@ -3,7 +3,9 @@
 Text goes through bytes. A byte-level vocabulary (GPT-2; Radford et al. 2019) has tokens that hold
 a part of a character only, and so has the byte fallback of sentencepiece (Kudo & Richardson 2018).
 Every token is therefore looked up once as the bytes that it adds, and an incremental UTF-8 decoder
-turns them into text: constant work per token, and no broken character is ever shown.
+turns them into text: constant work per token. A text holds whole characters only: bytes that make
+none add nothing to it (labels show them, as `⟨E2 9F⟩`), and U+FFFD stands in a text only where the
+model wrote that character. transformers' `decode` puts U+FFFD for every such byte or sequence.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from typing import Any
 _PLACELESS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+# How vocabularies spell that character where it is really meant: as itself, in the byte-level
+# alphabet, in byte fallback.
+_MEANT = (_BROKEN, "ï¿½", "<0xEF><0xBF><0xBD>")
 _LONGEST_WINDOW = 32  # tokens; reached only where each of them ends within a character
 
 # Our own signs. A token whose text really contains one of them, or a character that looks the same,
@@ -38,12 +43,6 @@ _BLANK |= {chr(c) for a, b in ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE
 _RUNS = re.compile("[\udc00-\udcff]+|(.)\\1*", re.DOTALL)
 _LONGEST_RUN = 16  # of a visible character; of a sign 4, of a spelled out character 1
 _LONGEST_LABEL, _HEAD, _TAIL = 60, 40, 12
-
-# The byte-fallback decoder of `tokenizers` shows a broken sequence as one U+FFFD for each byte,
-# UTF-8 decoders (and the byte-level one) as one for each truncated character.
-codecs.register_error(
-    "token_text.each_byte", lambda error: (_BROKEN * (error.end - error.start), error.end)
-)
 
 
 class TokenText:
@@ -95,8 +94,9 @@ class TokenText:
 
         No two labels of a vocabulary are equal, also not after NFKC normalisation: later ones of
         the same look end in their id, `⟨#1234⟩`. `⟨…⟩` always is a sign of ours: a special token,
-        bytes that are no whole character (`⟨E2 9F⟩`), a character that can't be seen
-        (`⟨U+200B⟩`) or that looks like one of our signs, or a long run (`⟨·×60⟩`).
+        bytes that are no whole character (`⟨E2 9F⟩`, in the vocabulary's spelling where its bytes
+        can't be told), a character that can't be seen (`⟨U+200B⟩`) or that looks like one of our
+        signs, or a long run (`⟨·×60⟩`).
 
         Raises:
             IndexError: no logit and no token has this id.
@@ -113,15 +113,9 @@ class TokenText:
         return token_id in self._special
 
     def pieces(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-        """What each of `ids` adds to the running text after `before`; joined they are `text`.
-
-        An incomplete character at the very end is added, as U+FFFD, to the last piece.
-        """
+        """What each of `ids` adds to the running text after `before`; joined they are `text`."""
         detokenizer = self.detokenizer(before)
-        pieces = [detokenizer.add(token_id) for token_id in ids]
-        if pieces:
-            pieces[-1] += detokenizer.flush()
-        return pieces
+        return [detokenizer.add(token_id) for token_id in ids]
 
     def text(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """The running text of `ids` after `before`, special tokens left out."""
@@ -213,6 +207,8 @@ class TokenText:
                 label = f"⟨{self._byte_tokens[token_id]:02X}⟩"
             elif not text:
                 label = "⟨empty⟩"
+            elif self._windowed and _BROKEN in text and not any(s in token for s in _MEANT):
+                label = f"⟨{token}⟩"  # a part of a character, in the vocabulary's own spelling
             elif plain and "     " not in text:
                 label = text.replace(" ", "·")
             else:
@@ -233,40 +229,39 @@ class TokenText:
 
 
 class Detokenizer:
-    """Text token by token: constant work each, never a broken character on the way.
+    """Text token by token: constant work each, whole characters only.
 
-    Made by `TokenText.detokenizer`. What `add` and `flush` return, joined, is the tokenizer's own
-    decode without special tokens. Two things differ on purpose, because shown text stays shown: a
-    special token ends an incomplete character, and with byte fallback a bad byte spoils itself
-    but not the whole characters among the bytes beside it.
+    Made by `TokenText.detokenizer`. What `add` returns, joined, is the tokenizer's own decode
+    without special tokens, but for U+FFFD that stands for bytes of no character: these are left
+    out. A special token breaks an incomplete character off, and with byte fallback a bad byte
+    doesn't spoil the whole characters among the bytes beside it.
     """
 
     def __init__(self, vocabulary: TokenText) -> None:
         self._vocabulary = vocabulary
         self._opened = False  # some token has added text already
-        errors = "token_text.each_byte" if vocabulary._byte_tokens else "replace"
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("ignore")
 
     def add(self, token_id: int) -> str:
         """What this token adds; empty while a character is incomplete (at most three bytes wait).
-
-        A special token adds nothing itself but ends an incomplete character (U+FFFD).
 
         Raises:
             IndexError: no logit and no token has this id.
         """
         if self._vocabulary._adds_text(token_id):
             return self._append(token_id)
-        return self.flush() if self._vocabulary.is_special(token_id) else ""
-
-    def flush(self) -> str:
-        """What is still held back, as U+FFFD; empty where no character is incomplete."""
-        return self._utf8.decode(b"", final=True)
+        if self._vocabulary.is_special(token_id):
+            self._break_off()
+        return ""
 
     def _append(self, token_id: int) -> str:
         data = self._vocabulary._added_bytes(token_id, first=not self._opened)
         self._opened = True
         return self._utf8.decode(data)
+
+    def _break_off(self) -> None:
+        """What is incomplete never becomes a character."""
+        self._utf8.reset()
 
 
 class _WindowDetokenizer(Detokenizer):
@@ -279,26 +274,28 @@ class _WindowDetokenizer(Detokenizer):
         self._window: list[int] = []  # those since then
         self._given = 0  # characters of the window that were given out
 
-    def flush(self) -> str:
-        if not self._window:
-            return ""
-        text = self._window_text()[self._given :]
-        self._context, self._window, self._given = self._window[-1:], [], 0
-        return text
-
     def _append(self, token_id: int) -> str:
         self._window.append(token_id)
-        text = self._window_text()
+        text, spelled = self._window_text(), self._spelled()
         broken = len(text) - len(text.rstrip(_BROKEN))
-        if not broken or len(self._window) >= _LONGEST_WINDOW:
-            return self.flush()
         # At most three bytes can still become a character; what is broken before them stays so.
-        given, self._given = self._given, max(self._given, len(text) - min(broken, 3))
-        return text[given : self._given]
+        waiting = 0 if spelled.endswith(_MEANT) else min(broken, 3)
+        given, self._given = self._given, max(self._given, len(text) - waiting)
+        new = text[given : self._given]
+        if not waiting or len(self._window) >= _LONGEST_WINDOW:
+            self._break_off()
+        return new if any(sign in spelled for sign in _MEANT) else new.replace(_BROKEN, "")
+
+    def _break_off(self) -> None:
+        if self._window:
+            self._context, self._window, self._given = self._window[-1:], [], 0
 
     def _window_text(self) -> str:
         decode = self._vocabulary._decode
         return decode(self._context + self._window).removeprefix(decode(self._context))
+
+    def _spelled(self) -> str:
+        return "".join(self._vocabulary._tokens[token_id] for token_id in self._window)
 
 
 def _decoder_parts(backend: Any) -> list[dict] | None:

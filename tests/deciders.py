@@ -9,7 +9,7 @@ import torch
 from tiny_models import VOCAB
 
 from model import Greedy, Waiting
-from model.strategies import Continuation, Decision
+from model.strategies import Continuation, Decision, OneRow
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,32 @@ class _TwoRows:
             self.strategy.choose(rows[parent].logits[-1], rows[parent].context), token_id=token_id
         )
         return Decision(tuple(Continuation(p, (i,)) for _, p, i in kept), (choice,))
+
+
+@dataclass(frozen=True)
+class Dictated:
+    """Writes these tokens, whatever the model says; then there is a bug.
+
+    Attributes:
+        prompt: tokens before the text.
+    """
+
+    script: tuple[int, ...]
+    prompt: int
+    inner: Greedy = field(default_factory=Greedy)
+    draws = False
+    seed = None
+    rows = 1
+
+    def with_seed(self, seed: int) -> Dictated:
+        return self
+
+    def choose(self, logits: torch.Tensor, context: Any) -> Any:
+        token_id = self.script[len(context) - self.prompt]
+        return replace(self.inner.choose(logits, context), token_id=token_id)
+
+    def decider(self) -> Any:
+        return OneRow(self)
 
 
 @dataclass(frozen=True)

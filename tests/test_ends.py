@@ -46,8 +46,10 @@ def test_a_stop_string_ends_the_run_and_is_cut(data: st.DataObject) -> None:
 
 def test_a_stop_string_at_the_very_start_leaves_nothing() -> None:
     _, pieces = free_run()
-    result = shared().generate(asked(stop=pieces[0]))
-    assert (result.text, result.finish_reason, len(result.token_ids)) == ("", "stop", 1)
+    first = next(filter(None, pieces))  # after bytes of no character, if there are some
+    result = shared().generate(asked(stop=first))
+    written = (result.text, result.finish_reason, len(result.token_ids))
+    assert written == ("", "stop", pieces.index(first) + 1)
 
 
 def test_a_stop_string_that_never_comes_changes_nothing() -> None:
@@ -119,7 +121,7 @@ def test_special_tokens_add_no_text() -> None:
     drained(run)
     forced = run.fork(1, end)
     assert drained(forced)[-1].text == "".join(step.text for step in forced.steps)
-    assert forced.steps[1].text in ("", "\ufffd")
+    assert forced.steps[1].text == ""
     assert tiny_models.END not in forced.finished.text
 
 

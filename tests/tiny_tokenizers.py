@@ -147,6 +147,7 @@ class Slow:
         self.all_special_ids = tokenizer.all_special_ids
         self.encode = tokenizer.encode
         self.convert_tokens_to_ids = tokenizer.convert_tokens_to_ids
+        self.convert_ids_to_tokens = tokenizer.convert_ids_to_tokens
 
     def __len__(self) -> int:
         return len(self.tokenizer)
@@ -179,6 +180,11 @@ quick = settings(
 
 def decoded(tokenizer, ids) -> str:
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def whole(text: str) -> str:
+    """A text but for U+FFFD, which the library writes for bytes of no character."""
+    return text.replace("\ufffd", "")
 
 
 def within(make, ids, special=False) -> list[int]:

@@ -131,11 +131,13 @@ class Crowd:
                     there[number] = self._user(number, lives[number], until)
                 elif process.exitcode not in (0, VANISHED):
                     lost.append(f"user {number} ended with {process.exitcode}")
-            if rush is not None and rush.exitcode == VANISHED:  # and comes back
-                after = (self.app.url, "rush, again", self.asks[0], record)
-                others.append(self._process(users.once, *after))
+            if rush is not None and rush.exitcode is not None:
+                if rush.exitcode == VANISHED:  # and comes back
+                    after = (self.app.url, "rush, again", self.asks[0], record)
+                    rush = self._process(users.once, *after)
+                others.append(rush)
                 rush = None
-            if not there and all(process.exitcode is not None for process in others):
+            if not there and not rush and all(one.exitcode is not None for one in others):
                 break
             time.sleep(0.2)
         if rush is not None:
