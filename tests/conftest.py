@@ -31,6 +31,14 @@ def pytest_report_header() -> str:
     return f"processor: {kernels}; rows in fp32 kept apart here: {'yes' if alone else 'no'}"
 
 
+LONGEST = ("test_page", "test_compare", "test_batching", "test_load", "test_default_model")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long modules first: of two workers neither is left with one when the other is through."""
+    items.sort(key=lambda item: item.module.__name__ not in LONGEST)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Tiny matrices gain nothing from more, and on a busy machine the threads await each other."""

@@ -8,9 +8,7 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   exit 2
 }
 [ -x .venv/bin/python ] || python3 -m venv .venv
-# What is imported is compiled then; compiling all that is installed takes half of an installation.
-.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
-  -r tests/requirements.txt
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 
 # The browser tests take any Chromium; where there is none, Debian's, if this user may install it.
 if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null &&
