@@ -12,21 +12,26 @@ from model import Greedy, Waiting
 from model.strategies import Continuation, Decision, OneRow
 
 
-@dataclass(frozen=True)
-class Faulty:
-    """Greedy until its third step, then a bug."""
+class Undrawn:
+    """What these strategies share: nothing is drawn, and one row chooses as `inner` does."""
 
-    where: str = "decide"
-    inner: Greedy = field(default_factory=Greedy)
     draws = False
     seed = None
     rows = 1
 
-    def with_seed(self, seed: int) -> Faulty:
+    def with_seed(self, seed: int) -> Undrawn:
         return self
 
     def choose(self, logits: torch.Tensor, context: Any) -> Any:
         return self.inner.choose(logits, context)
+
+
+@dataclass(frozen=True)
+class Faulty(Undrawn):
+    """Greedy until its third step, then a bug."""
+
+    where: str = "decide"
+    inner: Greedy = field(default_factory=Greedy)
 
     def decider(self) -> Any:
         if self.where == "decider":
@@ -46,7 +51,7 @@ class Faulty:
 
 
 @dataclass(frozen=True)
-class Guessing:
+class Guessing(Undrawn):
     """Greedy through guesses: several tokens are checked in one pass, wrong ones rejected.
 
     Attributes:
@@ -59,15 +64,6 @@ class Guessing:
     guesses: int = 4
     bonus: bool = True
     inner: Greedy = field(default_factory=Greedy)
-    draws = False
-    seed = None
-    rows = 1
-
-    def with_seed(self, seed: int) -> Guessing:
-        return self
-
-    def choose(self, logits: torch.Tensor, context: Any) -> Any:
-        return self.inner.choose(logits, context)
 
     def decider(self) -> Any:
         return _Guesser(self)
@@ -100,20 +96,12 @@ class _Guesser:
 
 
 @dataclass(frozen=True)
-class TwoRows:
+class TwoRows(Undrawn):
     """Beam search with two beams, as small as it can be; `seen` gets the rows of every step."""
 
     seen: list[list[tuple[float, list[int]]]] = field(default_factory=list, compare=False)
     inner: Greedy = field(default_factory=Greedy)
-    draws = False
-    seed = None
     rows = 2
-
-    def with_seed(self, seed: int) -> TwoRows:
-        return self
-
-    def choose(self, logits: torch.Tensor, context: Any) -> Any:
-        return self.inner.choose(logits, context)
 
     def decider(self) -> Any:
         return _TwoRows(self)
@@ -143,7 +131,7 @@ class _TwoRows:
 
 
 @dataclass(frozen=True)
-class Dictated:
+class Dictated(Undrawn):
     """Writes these tokens, whatever the model says; then there is a bug.
 
     Attributes:
@@ -153,12 +141,6 @@ class Dictated:
     script: tuple[int, ...]
     prompt: int
     inner: Greedy = field(default_factory=Greedy)
-    draws = False
-    seed = None
-    rows = 1
-
-    def with_seed(self, seed: int) -> Dictated:
-        return self
 
     def choose(self, logits: torch.Tensor, context: Any) -> Any:
         token_id = self.script[len(context) - self.prompt]
@@ -169,21 +151,14 @@ class Dictated:
 
 
 @dataclass(frozen=True)
-class Scripted:
+class Scripted(Undrawn):
     """Answers what its script says, however the logits are; rows never choose anything."""
 
     script: tuple[Any, ...]  # decisions, the last one again and again; exceptions are raised
     hidden: list[Any] = field(default_factory=list, compare=False)
     wants_hidden: bool = False
-    draws = False
-    seed = None
+    inner: Greedy = field(default_factory=Greedy)
     rows = 2
-
-    def with_seed(self, seed: int) -> Scripted:
-        return self
-
-    def choose(self, logits: torch.Tensor, context: Any) -> Any:
-        return Greedy().choose(logits, context)
 
     def decider(self) -> Any:
         return _Scripted(self)
